@@ -1,0 +1,1 @@
+"""The environments that ship with Relax Gym; importing this package registers them."""

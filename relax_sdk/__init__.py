@@ -1,0 +1,1 @@
+"""Relax Gym's SDK."""

@@ -1,0 +1,219 @@
+"""Configuration: one small frozen dataclass a concern; every field has a default that a beginner keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from relax_sdk.errors import ConfigError
+
+Mode = Literal["async", "colocate"]
+
+
+def _require(ok: bool, owner: object, name: str, allowed: str) -> None:
+    if not ok:
+        raise ConfigError(f"{type(owner).__name__}.{name} = {getattr(owner, name)!r}; allowed: {allowed}")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How responses are sampled; names as in the SGLang API."""
+
+    max_new_tokens: int = 64
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: all tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    """In addition to the model's end-of-turn token."""
+    ignore_eos: bool = False
+    sampling_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.max_new_tokens >= 1, self, "max_new_tokens", "1 or more")
+        _require(self.temperature >= 0, self, "temperature", "0 (greedy) or more")
+        _require(0 < self.top_p <= 1, self, "top_p", "above 0, at most 1")
+        _require(self.top_k == -1 or self.top_k >= 1, self, "top_k", "-1 (all) or 1 and more")
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """How episodes are played."""
+
+    groups_per_step: int = 16
+    """Groups (tasks) in one training batch."""
+    group_size: int = 16
+    """Episodes of each task."""
+    max_turns: int = 16
+    """An episode with more turns is truncated."""
+    max_tokens: int = 4096
+    """Prompt and responses of one episode together."""
+    on_failure: Literal["retry", "count", "drop"] = "retry"
+    """A failed episode is tried again with the same seed (`max_retries` times, then dropped), kept with reward 0, or dropped."""
+    max_retries: int = 1
+    max_failed_groups: int = 64
+    """The run ends when this many groups in a row have no usable episode."""
+    concurrency: int = 1024
+    """Episodes in flight at once."""
+    reset_timeout: float = 60.0
+    """Seconds, as all time-outs here; queueing does not count."""
+    turn_timeout: float = 120.0
+    """One model call."""
+    step_timeout: float = 60.0
+    score_timeout: float = 60.0
+    episode_timeout: float = 600.0
+
+    def __post_init__(self) -> None:
+        _require(self.groups_per_step >= 1, self, "groups_per_step", "1 or more")
+        _require(self.group_size >= 1, self, "group_size", "1 or more")
+        _require(self.max_turns >= 1, self, "max_turns", "1 or more")
+        _require(self.max_retries >= 0, self, "max_retries", "0 or more")
+        _require(self.on_failure in ("retry", "count", "drop"), self, "on_failure", "retry, count, drop")
+        for name in ("reset_timeout", "turn_timeout", "step_timeout", "score_timeout", "episode_timeout"):
+            _require(getattr(self, name) > 0, self, name, "above 0 seconds")
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """GRPO and its relatives; formulas and sources are in `relax_server.training.algorithms`."""
+
+    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    credit: Literal["trajectory", "turn"] = "trajectory"
+    """`trajectory`: every token gets the episode's advantage. `turn`: reward from this turn on, compared at the same turn within the group."""
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    """DAPO clip-higher."""
+    entropy_coef: float = 0.01
+    kl_coef: float = 0.0
+    """k3 estimate against the weights the run began with; 0 keeps no reference model."""
+    old_logprobs: Literal["recompute", "engine"] = "engine"
+    """`engine`: the ratio is against what was sampled. `recompute`: against the trainer's own logprobs before the update, corrected by `tis_clip`."""
+    tis_clip: float = 2.0
+    """Truncated importance sampling weight when old logprobs are recomputed; 0 turns it off."""
+    updates_per_batch: int = 1
+    """Optimizer steps taken on each batch; the batch is split by groups."""
+
+    def __post_init__(self) -> None:
+        _require(self.advantage in ("grpo", "dr_grpo", "rloo"), self, "advantage", "grpo, dr_grpo, rloo")
+        _require(self.credit in ("trajectory", "turn"), self, "credit", "trajectory, turn")
+        _require(0 < self.clip_low < 1, self, "clip_low", "between 0 and 1")
+        _require(self.clip_high > 0, self, "clip_high", "above 0")
+        _require(self.entropy_coef >= 0, self, "entropy_coef", "0 or more")
+        _require(self.kl_coef >= 0, self, "kl_coef", "0 or more")
+        _require(self.old_logprobs in ("recompute", "engine"), self, "old_logprobs", "recompute, engine")
+        _require(self.tis_clip >= 0, self, "tis_clip", "0 (off) or more")
+        _require(self.updates_per_batch >= 1, self, "updates_per_batch", "1 or more")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Megatron's AdamW and the learning-rate schedule."""
+
+    lr: float = 5e-4
+    warmup_steps: int = 20
+    decay: Literal["linear", "constant"] = "linear"
+    """From `lr` after the warm-up to `min_lr_ratio` of it at the last step."""
+    min_lr_ratio: float = 0.05
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_grad: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self.lr > 0, self, "lr", "above 0")
+        _require(self.warmup_steps >= 0, self, "warmup_steps", "0 or more")
+        _require(0 <= self.min_lr_ratio <= 1, self, "min_lr_ratio", "0 to 1")
+        _require(self.clip_grad > 0, self, "clip_grad", "above 0")
+
+    def lr_at(self, step: int, total: int) -> float:
+        """Learning rate of 0-based `step` out of `total`."""
+        warm = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        decay = max(self.min_lr_ratio, 1 - step / max(total, 1)) if self.decay == "linear" else 1.0
+        return self.lr * warm * decay
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The trainer process."""
+
+    token_budget: int = 8192
+    """Tokens of a packed forest; a larger batch is split into several, their gradients summed."""
+    share_prompts: bool = True
+    """Compute shared prefixes of a group once."""
+    replay_routes: bool = False
+    """R3: replay the experts that the engine chose."""
+    recompute: bool = False
+    """Activation recomputation."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    checkpoint_every: int = 50
+    """Steps; the last step is always saved."""
+    keep_checkpoints: int = 2
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        _require(self.token_budget >= 64, self, "token_budget", "64 or more")
+        _require(self.checkpoint_every >= 1, self, "checkpoint_every", "1 or more")
+        _require(self.keep_checkpoints >= 1, self, "keep_checkpoints", "1 or more")
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Held-out evaluation: the `eval` split, played greedily."""
+
+    every: int = 50
+    """Steps; 0 evaluates only at the end."""
+    limit: int = 256
+    """Tasks played at most."""
+
+    def __post_init__(self) -> None:
+        _require(self.every >= 0, self, "every", "0 (only at the end) or more")
+        _require(self.limit >= 1, self, "limit", "1 or more")
+
+
+@dataclass(frozen=True)
+class WarmupConfig:
+    """A supervised warm-up on the *form* of an action, with contents drawn at random: it says nothing about the answers.
+
+    The texts come from the environment's `format_examples(rng)`.
+    """
+
+    steps: int = 0
+    batch_size: int = 16
+    lr: float = 5e-4
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All that a training run needs besides the environment itself."""
+
+    env: str
+    model: str = "relax/tiny-omni"
+    steps: int = 200
+    seed: int = 0
+    mode: Mode = "async"
+    max_staleness: int = 1
+    """0 is on-policy; a group older than this at its lease is dropped and counted."""
+    engines: int = 1
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    warmup: WarmupConfig = field(default_factory=WarmupConfig)
+
+    def __post_init__(self) -> None:
+        _require(self.steps >= 1, self, "steps", "1 or more")
+        _require(self.max_staleness >= 0, self, "max_staleness", "0 or more")
+        _require(self.engines >= 1, self, "engines", "1 or more")
+        _require(self.mode in ("async", "colocate"), self, "mode", "async, colocate")
+        if self.mode == "colocate" and self.max_staleness != 0:
+            raise ConfigError(f"mode='colocate' alternates generation and training, so max_staleness must be 0, got {self.max_staleness}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for YAML or JSON."""
+        import dataclasses
+
+        return dataclasses.asdict(self)

@@ -1,0 +1,94 @@
+"""`Env`: a Gymnasium environment whose observations and actions are chat messages."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+
+from relax_sdk.messages import AssistantMessage, Message, Text
+from relax_sdk.rewards import Rubric
+
+StepResult = tuple[Any, float, bool, bool, dict[str, Any]]
+ResetResult = tuple[Any, dict[str, Any]]
+
+
+class MessageSpace(gymnasium.Space[Any]):
+    """Everything that `as_messages` accepts."""
+
+    def __init__(self, role: str = "user") -> None:
+        super().__init__(shape=None, dtype=None)
+        self.role = role
+
+    def contains(self, x: Any) -> bool:
+        from relax_sdk.errors import RelaxError
+        from relax_sdk.messages import as_messages
+
+        try:
+            as_messages(x)
+        except RelaxError:
+            return False
+        return True
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        letter = chr(ord("A") + int(self.np_random.integers(26)))
+        return AssistantMessage(content=(Text(letter),)) if self.role == "assistant" else letter
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MessageSpace) and other.role == self.role
+
+    def __repr__(self) -> str:
+        return f"MessageSpace({self.role!r})"
+
+
+class Env(gymnasium.Env[Any, AssistantMessage]):
+    """A multi-turn task: it shows observations, the policy answers with messages, and rewards say how well.
+
+    Subclass it and write `reset` and `step`; either may be `async def`.
+
+    - `reset(*, seed, options)` begins an episode. Call `super().reset(seed=seed)` first; then `self.np_random` is seeded.
+      `options["task"]` is one row of the dataset. It returns an observation and an info dictionary.
+    - `step(action)` takes an `AssistantMessage` and returns `(observation, reward, terminated, truncated, info)`. The reward
+      is a finite number. `terminated`: the task is over; `truncated`: it was cut short.
+    - An observation is a string, a part (`Text`, `Image`, `Audio`, `Video`), a list of these, or messages.
+    - `@tool` methods become tools; the built-in loop calls them and `step` sees only actions without tool calls.
+    - `@reward` methods and `rubric` score the finished trajectory.
+
+    One instance plays one episode at a time; many instances run in one process, so long work belongs in `async def`
+    methods or is fine as plain code, which runs in a thread.
+    """
+
+    modalities: ClassVar[set[str]] = set()
+    """Media kinds that observations hold: `image`, `audio`, `video`. A model that lacks one is refused at the start."""
+    system_prompt: ClassVar[str | None] = None
+    """Put before the first observation."""
+    rubric: ClassVar[Rubric | None] = None
+    version: ClassVar[str] = "0"
+    """Recorded with every trajectory."""
+
+    observation_space: gymnasium.Space[Any] = MessageSpace("user")
+    action_space: gymnasium.Space[Any] = MessageSpace("assistant")
+
+    def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> ResetResult | Awaitable[ResetResult]:
+        """Begin an episode; see the class."""
+        super().reset(seed=seed)
+        return None, {}
+
+    def step(self, action: AssistantMessage) -> StepResult | Awaitable[StepResult]:  # type: ignore[override]
+        """Take the policy's message; see the class."""
+        raise NotImplementedError(f"{type(self).__name__} must define step(action)")
+
+
+    def format_example(self, rng: np.random.Generator) -> AssistantMessage | None:
+        """An action in the right *form* with contents drawn at random, for the optional warm-up.
+
+        It is asked for at each turn in place of a model, and must say nothing about any answer.
+
+        Returns:
+            The action, or None: this environment has no warm-up.
+        """
+        return None

@@ -1,0 +1,105 @@
+"""Every error Relax Gym raises on purpose; all derive from `RelaxError`.
+
+    RelaxError
+    ├── ConfigError              a setting is outside its range, or two settings contradict each other
+    ├── RegistryError            an environment or runtime name is unknown or taken
+    ├── MediaError               a file is missing, too large, damaged or of the wrong kind
+    ├── EpisodeError             something went wrong inside one episode
+    │   ├── EnvError             the environment raised, hung or returned nonsense
+    │   ├── RewardError          a reward function raised or returned a value that is not finite
+    │   └── EpisodeTimeout       a stage of the episode passed its time limit
+    ├── TokenError               tokens, placeholders and media do not fit together
+    ├── EngineError              an inference engine refused, failed or answered wrongly
+    │   ├── EngineUnavailable    it cannot be reached, or did not answer in time
+    │   └── EngineAborted        the request was aborted before it finished
+    ├── JournalError             the journal cannot be read or written, or a lease is not held
+    ├── TrainingError            the trainer failed
+    │   └── CheckpointError      a checkpoint is missing, damaged or of another model
+    └── RunError                 a run ended before its last step
+"""
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "EngineAborted",
+    "EngineError",
+    "EngineUnavailable",
+    "EnvError",
+    "EpisodeError",
+    "EpisodeTimeout",
+    "JournalError",
+    "MediaError",
+    "RegistryError",
+    "RelaxError",
+    "RewardError",
+    "RunError",
+    "TokenError",
+    "TrainingError",
+]
+
+
+class RelaxError(Exception):
+    """Base of all errors raised on purpose by Relax Gym."""
+
+
+class ConfigError(RelaxError, ValueError):
+    """A setting is outside its range; the message names the field, the value and the allowed range."""
+
+
+class RegistryError(RelaxError, LookupError):
+    """A name is unknown to the registry, or is already taken by something else."""
+
+
+class MediaError(RelaxError, ValueError):
+    """An image, sound or video is missing, too large, damaged or of the wrong kind."""
+
+
+class EpisodeError(RelaxError):
+    """Something went wrong inside one episode.
+
+    The message names the environment, the task and the turn where they are known.
+    """
+
+
+class EnvError(EpisodeError):
+    """The environment raised, or returned something that is not an observation, reward or flag."""
+
+
+class RewardError(EpisodeError):
+    """A reward function raised, or returned a value that is not a finite number."""
+
+
+class EpisodeTimeout(EpisodeError, TimeoutError):
+    """A stage of an episode (reset, turn, step, scoring or the whole) passed its time limit."""
+
+
+class TokenError(RelaxError, ValueError):
+    """Token ids, media placeholders and media do not fit together; the message gives both counts."""
+
+
+class EngineError(RelaxError):
+    """An inference engine refused a request, failed, or answered something that cannot be right."""
+
+
+class EngineUnavailable(EngineError):
+    """The engine cannot be reached or did not answer in time."""
+
+
+class EngineAborted(EngineError):
+    """The request was aborted before it finished."""
+
+
+class JournalError(RelaxError):
+    """The journal cannot be read or written, or a lease is not (or no longer) held."""
+
+
+class TrainingError(RelaxError):
+    """The trainer process failed; the message holds the cause."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint is missing, damaged, or belongs to another model."""
+
+
+class RunError(RelaxError):
+    """A run ended before its last step; the message says where it is and how to resume it."""

@@ -1,0 +1,200 @@
+"""Messages and their parts: the OpenAI chat schema, typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+from relax_sdk.errors import EnvError, MediaError
+from relax_sdk.media import Audio, Image, Media, MediaRef, Video, from_ref
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+MEDIA_SCHEME = "relax-media:"
+"""Logged messages name media as `relax-media:<sha256>`; the bytes are in the run's media folder."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Words."""
+
+    text: str
+
+
+Part: TypeAlias = Text | Image | Audio | Video
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A model's wish to call a tool."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+    error: str | None = None
+    """Set when the model wrote something that could not be read as a call; it is then answered with this text."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One chat message: a role and parts in order."""
+
+    role: Role
+    content: tuple[Part, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Assistant messages only."""
+    tool_call_id: str | None = None
+    """Tool messages only: which call this answers."""
+
+    @property
+    def text(self) -> str:
+        """All text parts, joined."""
+        return "".join(part.text for part in self.content if isinstance(part, Text))
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """All parts that are not text, in order."""
+        return tuple(part for part in self.content if isinstance(part, Media))
+
+    def to_openai(self, media: MediaForm | None = None) -> dict[str, Any]:
+        """The message as an OpenAI chat dictionary.
+
+        Args:
+            media: turns a media part into the URL put on the wire; default `relax-media:<sha256>`.
+        """
+        url = media or (lambda part: MEDIA_SCHEME + part.ref.sha256)
+        if all(isinstance(part, Text) for part in self.content):
+            content: Any = self.text
+        else:
+            content = [_part_to_openai(part, url) for part in self.content]
+        message: dict[str, Any] = {"role": self.role, "content": content}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+    @staticmethod
+    def from_openai(message: Mapping[str, Any], media: Mapping[str, MediaRef] | None = None) -> Message:
+        """Read an OpenAI chat dictionary.
+
+        Args:
+            message: the dictionary; media as data URIs, base64 `input_audio`, or `relax-media:` URLs found in `media`.
+            media: references by sha256.
+
+        Raises:
+            EnvError: not a chat message.
+            MediaError: a remote URL (never fetched), unknown reference or damaged data.
+        """
+        role = message.get("role")
+        if role not in ("system", "user", "assistant", "tool"):
+            raise EnvError(f"a message's role must be system, user, assistant or tool, got {role!r}")
+        content = message.get("content") or ()
+        parts = (Text(content),) if isinstance(content, str) else tuple(_part_from_openai(p, media or {}) for p in content)
+        calls = tuple(
+            ToolCall(call.get("id", ""), call["function"]["name"], json.loads(call["function"].get("arguments") or "{}"))
+            for call in message.get("tool_calls") or ()
+        )
+        kind = AssistantMessage if role == "assistant" else Message
+        return kind(role=role, content=parts, tool_calls=calls, tool_call_id=message.get("tool_call_id"))
+
+
+@dataclass(frozen=True)
+class AssistantMessage(Message):
+    """What the policy said: the action of every Relax environment."""
+
+    role: Role = "assistant"
+    finish_reason: str = field(default="stop", kw_only=True)
+    """`stop`, `length` (the token limit was hit) or `abort`."""
+
+
+class MediaForm(Protocol):
+    """How a media part is written into a message on the wire."""
+
+    def __call__(self, part: Media, /) -> str: ...
+
+
+Observation: TypeAlias = "str | Part | Message | Mapping[str, Any] | Sequence[str | Part | Message | Mapping[str, Any]] | None"
+"""What `reset` and `step` may return; `as_messages` makes messages of it."""
+
+
+def as_messages(observation: Any, role: Role = "user") -> list[Message]:
+    """Coerce an observation to messages.
+
+    A string, a part, or a list of strings and parts becomes one message of `role`; messages and OpenAI dictionaries stay
+    as they are; `None` is no message.
+
+    Raises:
+        EnvError: anything else, naming the type found.
+    """
+    if observation is None:
+        return []
+    if isinstance(observation, (str, Text, Media, Message, Mapping)):
+        observation = [observation]
+    if not isinstance(observation, Iterable):
+        raise EnvError(f"an observation must be a string, part, message or list of these, got {type(observation).__name__}")
+    messages: list[Message] = []
+    parts: list[Part] = []
+
+    def flush() -> None:
+        if parts:
+            messages.append(Message(role, tuple(parts)))
+            parts.clear()
+
+    for item in observation:
+        if isinstance(item, str):
+            parts.append(Text(item))
+        elif isinstance(item, (Text, Image, Audio, Video)):
+            parts.append(item)
+        elif isinstance(item, Message):
+            flush()
+            messages.append(item)
+        elif isinstance(item, Mapping):
+            flush()
+            messages.append(Message.from_openai(item))
+        else:
+            raise EnvError(f"an observation may hold strings, parts and messages, got {type(item).__name__}")
+    flush()
+    return messages
+
+
+def _part_to_openai(part: Part, url: MediaForm) -> dict[str, Any]:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    key = f"{part.kind}_url"
+    return {"type": key, key: {"url": url(part)}}
+
+
+def _part_from_openai(part: Mapping[str, Any], media: Mapping[str, MediaRef]) -> Part:
+    kind = part.get("type")
+    if kind == "text":
+        return Text(part["text"])
+    if kind == "input_audio":
+        return Audio.from_bytes(_base64(part["input_audio"]["data"]))
+    classes: dict[str, type[Media]] = {"image_url": Image, "audio_url": Audio, "video_url": Video}
+    if kind not in classes:
+        raise EnvError(f"a part's type must be text, image_url, audio_url, video_url or input_audio, got {kind!r}")
+    url = part[kind]["url"] if isinstance(part[kind], Mapping) else part[kind]
+    if url.startswith(MEDIA_SCHEME):
+        ref = media.get(url[len(MEDIA_SCHEME) :])
+        if ref is None:
+            raise MediaError(f"{url}: no such media here")
+        return from_ref(ref)  # type: ignore[return-value]
+    if url.startswith("data:"):
+        return classes[kind].from_bytes(_base64(url.split(",", 1)[1]))  # type: ignore[return-value]
+    raise MediaError(f"{url[:80]}: remote media are not fetched; send the bytes as a data URI")
+
+
+def _base64(text: str) -> bytes:
+    import base64
+    import binascii
+
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise MediaError(f"media data are not valid base64 ({error})") from error

@@ -1,0 +1,136 @@
+"""The registry of environments: `register()`, `"package.module:Class"` strings, and the entry-point group `relax.envs`."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
+from typing import Any
+
+import gymnasium
+
+from relax_sdk.env import Env
+from relax_sdk.errors import RegistryError
+from relax_sdk.tasks import Tasks
+
+GYM_NAMESPACE = "relax"
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """A registered environment."""
+
+    id: str
+    entry: type[Env] | str
+    """The class, or `"package.module:Class"`."""
+    tasks: Tasks | str = None
+    """Rows by split, or `"package.module:function"` that returns them."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Given to the class."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Settings of `Trainer` that suit this environment, e.g. `{"sampling": {"max_new_tokens": 4}}`; the user's win."""
+
+    def load(self) -> type[Env]:
+        """The class.
+
+        Raises:
+            RegistryError: the string does not lead to an `Env` class.
+        """
+        cls = _import(self.entry) if isinstance(self.entry, str) else self.entry
+        if not (isinstance(cls, type) and issubclass(cls, Env)):
+            raise RegistryError(f"{self.id}: {self.entry!r} is not a subclass of relax_sdk.Env")
+        return cls
+
+    def load_tasks(self) -> Tasks:
+        """The tasks, imported if they were named by a string."""
+        return _import(self.tasks) if isinstance(self.tasks, str) else self.tasks
+
+    def make(self) -> Env:
+        """A new instance."""
+        return self.load()(**self.kwargs)
+
+
+_specs: dict[str, EnvSpec] = {}
+_discovered = False
+
+
+def register(
+    id: str,
+    entry: type[Env] | str,
+    *,
+    tasks: Tasks | str = None,
+    kwargs: dict[str, Any] | None = None,
+    defaults: dict[str, Any] | None = None,
+) -> EnvSpec:
+    """Make an environment known under a name; registering the same class again replaces it, as a notebook cell does.
+
+    It is then also `gymnasium.make("relax/<id>")`.
+
+    Raises:
+        RegistryError: the name is taken by another class, or is empty.
+    """
+    if not id or any(c.isspace() for c in id):
+        raise RegistryError(f"an environment's name must be one word, got {id!r}")
+    old = _specs.get(id)
+    if old is not None and _qualified(old.entry) != _qualified(entry):
+        raise RegistryError(f"{id!r} is already registered as {_qualified(old.entry)}; choose another name")
+    spec = EnvSpec(id, entry, tasks, kwargs or {}, defaults or {})
+    _specs[id] = spec
+    gym_id = f"{GYM_NAMESPACE}/{id}"
+    gymnasium.registry.pop(gym_id, None)
+    gymnasium.register(gym_id, entry_point=lambda **kw: replace(spec, kwargs=spec.kwargs | kw).make())
+    return spec
+
+
+def get_spec(env: str | type[Env] | EnvSpec) -> EnvSpec:
+    """Find an environment by registered name, `"package.module:Class"` string, class or spec.
+
+    Raises:
+        RegistryError: unknown; the message lists what there is.
+    """
+    if isinstance(env, EnvSpec):
+        return env
+    if isinstance(env, type):
+        for spec in _specs.values():
+            if spec.entry is env:
+                return spec
+        return EnvSpec(env.__name__, env, getattr(env, "tasks", None))
+    if env in _specs:
+        return _specs[env]
+    if ":" in env:
+        return EnvSpec(env, env)
+    discover()
+    if env in _specs:
+        return _specs[env]
+    raise RegistryError(f"unknown environment {env!r}; registered: {', '.join(sorted(_specs)) or 'none'}; or name it 'package.module:Class'")
+
+
+def list_envs() -> list[EnvSpec]:
+    """All registered environments, those of installed packages included, by name."""
+    discover()
+    return [_specs[name] for name in sorted(_specs)]
+
+
+def discover() -> None:
+    """Import the modules behind the entry-point group `relax.envs`; each registers its environments when imported."""
+    global _discovered
+    if _discovered:
+        return
+    _discovered = True
+    for point in entry_points(group="relax.envs"):
+        point.load()
+
+
+def _qualified(entry: type[Env] | str) -> str:
+    return entry if isinstance(entry, str) else f"{entry.__module__}:{entry.__qualname__}"
+
+
+def _import(path: str) -> Any:
+    module, _, name = path.partition(":")
+    try:
+        target: Any = importlib.import_module(module)
+        for attribute in name.split("."):
+            target = getattr(target, attribute)
+    except (ImportError, AttributeError) as error:
+        raise RegistryError(f"{path!r} cannot be imported ({error})") from error
+    return target

@@ -1,0 +1,136 @@
+"""Rewards over finished trajectories: methods marked `@reward`, a `Rubric` of functions, and group rewards."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from relax_sdk.errors import RewardError
+from relax_sdk.trajectory import Trajectory
+
+F = TypeVar("F", bound=Callable[..., Any])
+_MARK = "__relax_reward__"
+
+RewardFunction = Callable[[Trajectory], "float | Awaitable[float]"]
+GroupRewardFunction = Callable[[Sequence[Trajectory]], "Sequence[float] | Awaitable[Sequence[float]]"]
+
+
+def reward(function: F | None = None, *, weight: float = 1.0) -> Any:
+    """Mark a method of an `Env` as a reward over the finished trajectory; it may be `async def`.
+
+    Args:
+        function: takes the `Trajectory`, returns a finite number.
+        weight: what it counts in the sum; 0 records it only.
+    """
+
+    def mark(f: F) -> F:
+        setattr(f, _MARK, weight)
+        return f
+
+    return mark(function) if function is not None else mark
+
+
+@dataclass(frozen=True)
+class Rubric:
+    """A weighted set of reward functions over a finished trajectory, or over its whole group."""
+
+    functions: Sequence[RewardFunction] = ()
+    weights: Sequence[float] | None = None
+    """One per function; default all 1."""
+    group_functions: Sequence[GroupRewardFunction] = ()
+    """Each sees all trajectories of a group and returns one number for each."""
+    group_weights: Sequence[float] | None = None
+    names: Sequence[str] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        for functions, weights in ((self.functions, self.weights), (self.group_functions, self.group_weights)):
+            if weights is not None and len(weights) != len(functions):
+                raise RewardError(f"Rubric: {len(functions)} functions but {len(weights)} weights")
+        names = [_name(f) for f in (*self.functions, *self.group_functions)]
+        if len(set(names)) != len(names):
+            raise RewardError(f"Rubric: reward names must differ, got {names}")
+        object.__setattr__(self, "names", tuple(names))
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def reward_methods(env: Any) -> dict[str, tuple[Callable[..., Any], float]]:
+    """The `@reward` methods of an environment: bound method and weight, by name."""
+    found: dict[str, tuple[Callable[..., Any], float]] = {}
+    for cls in reversed(type(env).__mro__):
+        for name, member in vars(cls).items():
+            if hasattr(member, _MARK):
+                found[name] = (getattr(env, name), getattr(member, _MARK))
+    return found
+
+
+async def score(env: Any, trajectory: Trajectory) -> None:
+    """Add an environment's reward components to a finished trajectory, in place.
+
+    `rewards["env"]` is the sum of the turn rewards; `reward` becomes that plus the weighted components.
+
+    Raises:
+        RewardError: a function raised or returned something that is not a finite number.
+    """
+    trajectory.rewards["env"] = sum(turn.reward for turn in trajectory.turns)
+    total = trajectory.rewards["env"]
+    rubric: Rubric | None = getattr(env, "rubric", None)
+    components = dict(reward_methods(env))
+    if rubric is not None:
+        weights = rubric.weights or [1.0] * len(rubric.functions)
+        components |= {_name(f): (f, w) for f, w in zip(rubric.functions, weights, strict=True)}
+    for name, (function, weight) in components.items():
+        value = await _call(name, function, trajectory)
+        trajectory.rewards[name] = finite(name, value)
+        total += weight * trajectory.rewards[name]
+    trajectory.reward = total
+
+
+async def score_group(env: Any, trajectories: Sequence[Trajectory]) -> None:
+    """Add the group rewards of an environment's rubric to its trajectories, in place.
+
+    Raises:
+        RewardError: a function raised, or did not return one finite number per trajectory.
+    """
+    rubric: Rubric | None = getattr(env, "rubric", None)
+    if rubric is None:
+        return
+    weights = rubric.group_weights or [1.0] * len(rubric.group_functions)
+    for function, weight in zip(rubric.group_functions, weights, strict=True):
+        name = _name(function)
+        values = list(await _call(name, function, trajectories))
+        if len(values) != len(trajectories):
+            raise RewardError(f"group reward {name!r} returned {len(values)} values for {len(trajectories)} trajectories")
+        for trajectory, value in zip(trajectories, values, strict=True):
+            trajectory.rewards[name] = finite(name, value)
+            trajectory.reward += weight * trajectory.rewards[name]
+
+
+async def _call(name: str, function: Callable[..., Any], argument: Any) -> Any:
+    try:
+        value = function(argument)
+        return await value if inspect.isawaitable(value) else value
+    except RewardError:
+        raise
+    except Exception as error:
+        raise RewardError(f"reward {name!r} raised {type(error).__name__}: {error}") from error
+
+
+def finite(name: str, value: Any) -> float:
+    """`value` as a float.
+
+    Raises:
+        RewardError: not a number, NaN or infinite.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"reward {name!r} must be a number, got {type(value).__name__}") from error
+    if not math.isfinite(number):
+        raise RewardError(f"reward {name!r} is {number}; it must be finite")
+    return number

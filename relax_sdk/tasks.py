@@ -1,0 +1,96 @@
+"""Tasks: the rows an environment plays, by split."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from relax_sdk.errors import ConfigError
+
+Task: TypeAlias = Mapping[str, Any]
+TaskSource: TypeAlias = "Sequence[Task] | Iterable[Task] | Callable[[], Iterable[Task]]"
+Tasks: TypeAlias = "TaskSource | Mapping[str, TaskSource] | Callable[[], Any] | None"
+"""A list, a generator, a `datasets.Dataset`, a function that returns one of these, or a dict of them by split."""
+
+
+class TaskSplit:
+    """One split: row `i` for any `i`.
+
+    A sequence is read by index and wraps around; a generator is read forward and its rows kept only as long as they can
+    still be asked for.
+    """
+
+    def __init__(self, name: str, source: TaskSource) -> None:
+        self.name = name
+        if callable(source):
+            source = source()
+        self._rows: Sequence[Task] | None = None
+        self._iterator: Iterator[Task] | None = None
+        if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+            self._rows = source  # type: ignore[assignment]
+            if len(self._rows) == 0:  # type: ignore[arg-type]
+                raise ConfigError(f"tasks[{name!r}] is empty")
+        elif isinstance(source, Iterable):
+            self._iterator = iter(source)
+        else:
+            raise ConfigError(f"tasks[{name!r}] must be a list, a generator, a datasets.Dataset or a function, got {type(source).__name__}")
+        self._next = 0
+
+    def __len__(self) -> int:
+        """Number of rows.
+
+        Raises:
+            ConfigError: a generator has no length.
+        """
+        if self._rows is None:
+            raise ConfigError(f"tasks[{self.name!r}] is a generator and has no length")
+        return len(self._rows)
+
+    @property
+    def finite(self) -> bool:
+        return self._rows is not None
+
+    def row(self, index: int) -> dict[str, Any]:
+        """Row `index`; wraps around a sequence.
+
+        Raises:
+            ConfigError: a generator ran dry, was asked to go back, or a row is not a mapping.
+        """
+        if self._rows is not None:
+            row = self._rows[index % len(self._rows)]
+        else:
+            assert self._iterator is not None
+            if index < self._next:
+                raise ConfigError(f"tasks[{self.name!r}] is a generator: row {index} has gone by (now at {self._next}); give a list to replay")
+            row = next(itertools.islice(self._iterator, index - self._next, None), None)
+            self._next = index + 1
+            if row is None:
+                raise ConfigError(f"tasks[{self.name!r}]: the generator ended before row {index}")
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"tasks[{self.name!r}] row {index} must be a mapping, got {type(row).__name__}")
+        return dict(row)
+
+
+def task_splits(tasks: Tasks) -> dict[str, TaskSplit]:
+    """Make splits of whatever an environment was registered with.
+
+    Without an `eval` split there is no held-out evaluation. Without tasks at all, every row is `{"index": i}`.
+
+    Raises:
+        ConfigError: no `train` split, or a source of the wrong type.
+    """
+    if tasks is None:
+        return {"train": TaskSplit("train", ({"index": i} for i in itertools.count()))}
+    if callable(tasks):
+        tasks = tasks()
+    if isinstance(tasks, Mapping) and not hasattr(tasks, "column_names") or _is_dataset_dict(tasks):
+        splits = {str(name): TaskSplit(str(name), source) for name, source in tasks.items()}  # type: ignore[union-attr]
+        if "train" not in splits:
+            raise ConfigError(f"tasks by split need a 'train' split, got {sorted(splits)}")
+        return splits
+    return {"train": TaskSplit("train", tasks)}  # type: ignore[arg-type]
+
+
+def _is_dataset_dict(tasks: Any) -> bool:
+    return isinstance(tasks, Mapping) and type(tasks).__name__ in ("DatasetDict", "IterableDatasetDict")

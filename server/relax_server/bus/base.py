@@ -1,0 +1,49 @@
+"""The bus interface: complete, fresh groups for the trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from relax_sdk.trajectory import Group
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one training step consumes."""
+
+    groups: list[Group]
+    version: int
+    """`v_train` when the batch was taken."""
+    staleness: list[int] = field(default_factory=list)
+    """Per trajectory: `version - version_min`."""
+    dropped: int = 0
+    """Groups dropped as stale while this batch was taken."""
+    waited: float = 0.0
+    """Seconds."""
+    ready: int = 0
+    """Groups left ready after the take: the queue depth."""
+
+
+class Bus(Protocol):
+    """Hands complete, fresh groups to the trainer."""
+
+    def take(self, n: int, version: int, max_staleness: int, timeout: float) -> Batch | None:
+        """Wait for `n` groups that are fresh enough, and lease them; None when `timeout` seconds passed first."""
+        ...
+
+    def ack(self, group_ids: list[str], checkpoint: int) -> None:
+        """The groups are inside checkpoint `checkpoint`."""
+        ...
+
+    def restore(self, checkpoint: int) -> int:
+        """A trainer restarts from `checkpoint`; returns how many groups it will see again."""
+        ...
+
+    def renew(self) -> None:
+        """Keep the leases alive; called at least every third of the lease time."""
+        ...
+
+    def close(self) -> None:
+        """Release connections; leases stay."""
+        ...
