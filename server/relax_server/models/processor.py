@@ -1,1 +1,311 @@
-"""All of a model folder except its weights: tokens, chat template, media features and positions."""
+"""All of a model folder except its weights: tokens, chat template, media features and positions.
+
+Token ids come in two forms. In *wire* form each media item is one placeholder, as the SGLang API takes them. *Expanded*
+ids hold one placeholder per embedding, as the model sees them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relax_sdk.errors import ConfigError, TokenError
+from relax_sdk.media import Media
+from relax_sdk.messages import AssistantMessage, Message, Text
+from relax_server.models.media_features import FeatureConfig, FeatureExtractor, Kind, MediaFeatures
+from relax_server.models.tool_calls import split_tool_calls
+
+__all__ = ["MediaFeatures", "Processor", "Rendered"]
+
+MARK = "\u2402answer\u2403"
+"""Stands for a response while the template around it is found out."""
+
+FEATURE_CACHE_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """Messages as token ids in wire form, and the media their placeholders stand for, in order."""
+
+    ids: list[int]
+    media: list[Media] = field(default_factory=list)
+
+
+class Processor:
+    """Tokens, template, features and positions of one model; safe to use from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        from transformers import AutoConfig, AutoTokenizer
+
+        self.path = path
+        try:
+            self.hf_config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} is not a model folder transformers can read ({error})") from error
+        self.is_omni = self.hf_config.model_type == "qwen3_omni_moe_thinker"
+        text_config = self.hf_config.text_config if self.is_omni else self.hf_config
+        self.vocab_size: int = text_config.vocab_size
+        self.eos_ids: tuple[int, ...] = self._eos_ids()
+        self.pad_id: int = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_ids[0]
+        self.placeholder_ids: dict[str, int] = {}
+        self.banned_ids: tuple[int, ...] = ()
+        self._extract: FeatureExtractor | None = None
+        if self.is_omni:
+            c = self.hf_config
+            self.placeholder_ids = {"image": c.image_token_id, "audio": c.audio_token_id, "video": c.video_token_id}
+            self.banned_ids = tuple(sorted({*self.placeholder_ids.values(), *self._media_brackets()}))
+            self._extract = FeatureExtractor(FeatureConfig.load(path))
+        self._kinds = {id: kind for kind, id in self.placeholder_ids.items()}
+        self._features: OrderedDict[str, MediaFeatures] = OrderedDict()
+        self._features_bytes = 0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Processor:
+        """Read a model folder.
+
+        Raises:
+            ConfigError: not a model folder.
+        """
+        return cls(Path(path))
+
+    @property
+    def modalities(self) -> frozenset[str]:
+        """Media kinds the model takes."""
+        return frozenset(self.placeholder_ids)
+
+    def _eos_ids(self) -> tuple[int, ...]:
+        from transformers import GenerationConfig
+
+        ids: set[int] = {self.tokenizer.eos_token_id} if self.tokenizer.eos_token_id is not None else set()
+        if (self.path / "generation_config.json").exists():
+            stated = GenerationConfig.from_pretrained(self.path, local_files_only=True).eos_token_id
+            ids |= set(stated if isinstance(stated, list) else [] if stated is None else [stated])
+        if not ids:
+            raise ConfigError(f"{self.path}: the model names no end-of-turn token")
+        return tuple(sorted(ids))
+
+    def _media_brackets(self) -> list[int]:
+        c = self.hf_config
+        names = ("vision_start_token_id", "vision_end_token_id", "audio_start_token_id", "audio_end_token_id")
+        return [id for name in names if (id := getattr(c, name, None)) is not None]
+
+    # ---------------------------------------------------------------------------------------------------- messages
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Rendered:
+        """A whole conversation and the prompt for the next answer.
+
+        Raises:
+            TokenError: the text itself contains media placeholders, or media the model cannot take.
+        """
+        text = self._template(messages, tools, generate=True)
+        return self._rendered(text, messages)
+
+    def render_append(self, messages: Sequence[Message], closed: bool) -> Rendered:
+        """Only the tokens that follow a response: the rest of its turn, `messages`, and the prompt for the next answer.
+
+        Args:
+            messages: the new ones, none of them the assistant's.
+            closed: whether the response ended with an end-of-turn token of its own.
+
+        Raises:
+            TokenError: as `render`, or the template does not let a conversation be continued.
+        """
+        base = [Message("user", (Text("x"),)), AssistantMessage(content=(Text(MARK),))]
+        text = self._template([*base, *messages], (), generate=True)
+        if MARK not in text:
+            raise TokenError(f"{self.path}: the chat template drops earlier answers, so turns cannot be appended to it")
+        rest = text[text.index(MARK) + len(MARK) :]
+        if closed:
+            for token in map(self.tokenizer.convert_ids_to_tokens, self.eos_ids):
+                if rest.startswith(token):
+                    rest = rest[len(token) :]
+                    break
+        return self._rendered(rest, messages)
+
+    def encode_action(self, message: AssistantMessage) -> list[int]:
+        """An answer as the model would have to write it, end-of-turn token included; for the format warm-up."""
+        base = [Message("user", (Text("x"),))]
+        before = self._template(base, (), generate=True)
+        text = self._template([*base, message], (), generate=False)
+        if not text.startswith(before):
+            raise TokenError(f"{self.path}: the chat template writes answers elsewhere than after its generation prompt")
+        ids = self._encode(text[len(before) :])
+        end = next((i for i, id in enumerate(ids) if id in self.eos_ids), len(ids) - 1)
+        return ids[: end + 1]
+
+    def _template(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], generate: bool) -> str:
+        rows = [self._template_message(m) for m in messages]
+        return self.tokenizer.apply_chat_template(
+            rows, tools=list(tools) or None, add_generation_prompt=generate, tokenize=False
+        )
+
+    def _template_message(self, message: Message) -> dict[str, Any]:
+        unknown = {m.kind for m in message.media} - self.modalities
+        if unknown:
+            raise TokenError(
+                f"the model {self.path.name} takes {sorted(self.modalities) or 'text only'}, not {sorted(unknown)}"
+            )
+        content: Any = message.text
+        if message.media:
+            content = [{"type": "text", "text": p.text} if isinstance(p, Text) else {"type": p.kind} for p in message.content]
+        row: dict[str, Any] = {"role": message.role, "content": content}
+        if message.tool_calls:
+            row["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in message.tool_calls
+            ]
+        if message.tool_call_id is not None:
+            row["tool_call_id"] = message.tool_call_id
+        return row
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _rendered(self, text: str, messages: Sequence[Message]) -> Rendered:
+        ids = self._encode(text)
+        media = [item for message in messages for item in message.media]
+        found = [self._kinds[id] for id in ids if id in self._kinds]
+        if found != [m.kind for m in media]:
+            raise TokenError(
+                f"{len(found)} media placeholders in the text ({', '.join(found) or 'none'}) for {len(media)} media "
+                f"({', '.join(m.kind for m in media) or 'none'}); text must not contain placeholder tokens"
+            )
+        return Rendered(ids, media)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Token ids as text, special tokens included."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def parse(self, ids: Sequence[int], finish_reason: str, tools: Sequence[Mapping[str, Any]] = ()) -> AssistantMessage:
+        """A response as a message: text without control tokens, and its tool calls.
+
+        Args:
+            ids: response tokens.
+            finish_reason: `stop`, `length` or `abort`.
+            tools: OpenAI schemas of the tools the model was offered.
+        """
+        text = self.decode([id for id in ids if id not in self.eos_ids])
+        calls: list[Any] = []
+        if "<tool_call>" in text:
+            text, calls = split_tool_calls(text, tools)
+        content = (Text(text),) if text else ()
+        return AssistantMessage(content=content, tool_calls=tuple(calls), finish_reason=finish_reason)
+
+    # ------------------------------------------------------------------------------------------------------- media
+
+    def features(self, data: bytes, sha256: str, kind: Kind) -> MediaFeatures:
+        """The features of one item, from a cache where it was seen before.
+
+        Raises:
+            TokenError: the model does not take this kind.
+            MediaError: damaged.
+        """
+        with self._lock:
+            cached = self._features.get(sha256)
+            if cached is not None:
+                self._features.move_to_end(sha256)
+                return cached
+        if self._extract is None:
+            raise TokenError(f"the model {self.path.name} takes text only, not {kind}")
+        made = self._extract(data, kind)
+        with self._lock:
+            if sha256 not in self._features:
+                self._features[sha256] = made
+                self._features_bytes += made.tensor.nbytes
+            while self._features_bytes > FEATURE_CACHE_BYTES and len(self._features) > 1:
+                _, old = self._features.popitem(last=False)
+                self._features_bytes -= old.tensor.nbytes
+        return made
+
+    def has_features(self, sha256: str) -> bool:
+        """Whether `features` would answer from its cache, so that the bytes need not be read."""
+        with self._lock:
+            return sha256 in self._features
+
+    def expand(self, ids: Sequence[int], features: Sequence[MediaFeatures]) -> list[int]:
+        """Wire form to expanded form.
+
+        Raises:
+            TokenError: placeholders and features differ in number or kind; both counts are given.
+        """
+        if not features and not any(id in self._kinds for id in ids):
+            return list(ids)
+        kinds = [self._kinds[id] for id in ids if id in self._kinds]
+        if kinds != [f.kind for f in features]:
+            raise TokenError(
+                f"{len(kinds)} media placeholders ({', '.join(kinds) or 'none'}) but {len(features)} media "
+                f"({', '.join(f.kind for f in features) or 'none'})"
+            )
+        out: list[int] = []
+        item = iter(features)
+        for id in ids:
+            out += [id] * next(item).n_tokens if id in self._kinds else [id]
+        return out
+
+    def collapse(self, ids: Sequence[int]) -> list[int]:
+        """Expanded form to wire form: each run of one placeholder becomes one."""
+        return [id for i, id in enumerate(ids) if id not in self._kinds or i == 0 or ids[i - 1] != id]
+
+    def placeholders(self, ids: Sequence[int]) -> list[tuple[str, int, int]]:
+        """Runs of placeholders in expanded ids as (kind, start, length)."""
+        runs: list[tuple[str, int, int]] = []
+        if not self._kinds:
+            return runs
+        array = np.asarray(ids)
+        where = np.flatnonzero(np.isin(array, list(self._kinds)))
+        start = 0
+        for i in range(1, len(where) + 1):
+            if i == len(where) or where[i] != where[i - 1] + 1 or array[where[i]] != array[where[i - 1]]:
+                runs.append((self._kinds[int(array[where[start]])], int(where[start]), i - start))
+                start = i
+        return runs
+
+    def positions(self, ids: Sequence[int], features: Sequence[MediaFeatures]) -> np.ndarray:
+        """M-RoPE positions (time, height, width) of expanded ids; text has three equal rows.
+
+        As `get_rope_index` of Qwen3-Omni in transformers: after a media item the count goes on at the largest of its
+        three coordinates plus one, which need not be whole after a video. The next token's position is `max() + 1`.
+
+        Returns:
+            float32 [3, len(ids)].
+
+        Raises:
+            TokenError: a run of placeholders is not as long as its features.
+        """
+        runs = self.placeholders(ids)
+        if len(runs) != len(features):
+            raise TokenError(f"{len(runs)} runs of media placeholders but {len(features)} media")
+        n = len(ids)
+        if not runs:
+            return np.broadcast_to(np.arange(n, dtype=np.float32), (3, n))
+        out = np.empty((3, n), np.float32)
+        at, position = 0, 0.0
+        for (kind, start, length), item in zip(runs, features, strict=True):
+            if kind != item.kind or length != item.n_tokens:
+                raise TokenError(f"{length} {kind} placeholders at token {start} but {item.n_tokens} {item.kind} embeddings")
+            out[:, at:start] = position + np.arange(start - at)
+            position += start - at
+            block = self._media_positions(item)
+            out[:, start : start + length] = block + np.float32(position)
+            position += float(block.max()) + 1
+            at = start + length
+        out[:, at:] = position + np.arange(n - at)
+        return out
+
+    def _media_positions(self, item: MediaFeatures) -> np.ndarray:
+        if item.grid is None:
+            return np.broadcast_to(np.arange(item.n_tokens, dtype=np.float32), (3, item.n_tokens))
+        merge = self.hf_config.vision_config.spatial_merge_size
+        t, h, w = item.grid[0], item.grid[1] // merge, item.grid[2] // merge
+        pace = self.hf_config.position_id_per_seconds * (item.second_per_grid if item.second_per_grid is not None else 1)
+        grid = np.indices((t, h, w), dtype=np.float32).reshape(3, -1)
+        grid[0] *= np.float32(pace)
+        return grid
