@@ -1,1 +1,104 @@
-"""Relax Gym's SDK."""
+"""Relax Gym's SDK: everything a user imports.
+
+Write an environment, register it, train a model on it:
+
+    import relax_sdk as relax
+
+    relax.Trainer(env="tone-v0").fit(steps=200)
+"""
+
+from relax_sdk.config import (
+    AlgorithmConfig,
+    EvalConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    RunConfig,
+    SamplingParams,
+    TrainingConfig,
+    WarmupConfig,
+)
+from relax_sdk.env import Env, MessageSpace
+from relax_sdk.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineAborted,
+    EngineError,
+    EngineUnavailable,
+    EnvError,
+    EpisodeError,
+    EpisodeTimeout,
+    JournalError,
+    MediaError,
+    RegistryError,
+    RelaxError,
+    RewardError,
+    RunError,
+    TokenError,
+    TrainingError,
+)
+from relax_sdk.media import Audio, Image, MediaLimits, MediaRef, MediaStore, Video
+from relax_sdk.messages import AssistantMessage, Message, Text, ToolCall
+from relax_sdk.registry import EnvSpec, get_spec, list_envs, register
+from relax_sdk.rewards import Rubric, reward
+from relax_sdk.run import Evaluation, Run
+from relax_sdk.tools import ToolResult, tool
+from relax_sdk.trainer import Trainer
+from relax_sdk.trajectory import Group, Sample, Status, Trajectory, Turn
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AlgorithmConfig",
+    "AssistantMessage",
+    "Audio",
+    "CheckpointError",
+    "ConfigError",
+    "EngineAborted",
+    "EngineError",
+    "EngineUnavailable",
+    "Env",
+    "EnvError",
+    "EnvSpec",
+    "EpisodeError",
+    "EpisodeTimeout",
+    "EvalConfig",
+    "Evaluation",
+    "Group",
+    "Image",
+    "JournalError",
+    "MediaError",
+    "MediaLimits",
+    "MediaRef",
+    "MediaStore",
+    "Message",
+    "MessageSpace",
+    "OptimizerConfig",
+    "RegistryError",
+    "RelaxError",
+    "RewardError",
+    "RolloutConfig",
+    "Rubric",
+    "Run",
+    "RunConfig",
+    "RunError",
+    "Sample",
+    "SamplingParams",
+    "Status",
+    "Text",
+    "TokenError",
+    "ToolCall",
+    "ToolResult",
+    "Trainer",
+    "TrainingConfig",
+    "TrainingError",
+    "Trajectory",
+    "Turn",
+    "Video",
+    "WarmupConfig",
+    "__version__",
+    "get_spec",
+    "list_envs",
+    "register",
+    "reward",
+    "tool",
+]

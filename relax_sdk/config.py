@@ -50,7 +50,7 @@ class RolloutConfig:
     max_tokens: int = 4096
     """Prompt and responses of one episode together."""
     on_failure: Literal["retry", "count", "drop"] = "retry"
-    """A failed episode is tried again with the same seed (`max_retries` times, then dropped), kept with reward 0, or dropped."""
+    """A failed episode is tried again with the same seed (`max_retries` times, then dropped); kept with reward 0; or dropped."""
     max_retries: int = 1
     max_failed_groups: int = 64
     """The run ends when this many groups in a row have no usable episode."""
@@ -80,7 +80,8 @@ class AlgorithmConfig:
 
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
     credit: Literal["trajectory", "turn"] = "trajectory"
-    """`trajectory`: every token gets the episode's advantage. `turn`: reward from this turn on, compared at the same turn within the group."""
+    """`trajectory`: every token gets the episode's advantage.
+    `turn`: reward from this turn on, compared at the same turn within the group."""
     clip_low: float = 0.2
     clip_high: float = 0.28
     """DAPO clip-higher."""
@@ -88,7 +89,8 @@ class AlgorithmConfig:
     kl_coef: float = 0.0
     """k3 estimate against the weights the run began with; 0 keeps no reference model."""
     old_logprobs: Literal["recompute", "engine"] = "engine"
-    """`engine`: the ratio is against what was sampled. `recompute`: against the trainer's own logprobs before the update, corrected by `tis_clip`."""
+    """`engine`: the ratio is against what was sampled.
+    `recompute`: against the trainer's own logprobs before the update, corrected by `tis_clip`."""
     tis_clip: float = 2.0
     """Truncated importance sampling weight when old logprobs are recomputed; 0 turns it off."""
     updates_per_batch: int = 1
@@ -210,10 +212,45 @@ class RunConfig:
         _require(self.engines >= 1, self, "engines", "1 or more")
         _require(self.mode in ("async", "colocate"), self, "mode", "async, colocate")
         if self.mode == "colocate" and self.max_staleness != 0:
-            raise ConfigError(f"mode='colocate' alternates generation and training, so max_staleness must be 0, got {self.max_staleness}")
+            raise ConfigError(
+                f"mode='colocate' alternates generation and training, so max_staleness must be 0, got {self.max_staleness}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for YAML or JSON."""
         import dataclasses
 
         return dataclasses.asdict(self)
+
+
+def from_dict(cls: type[Any], values: Any, where: str = "") -> Any:
+    """Build a configuration dataclass from plain data.
+
+    Raises:
+        ConfigError: an unknown field; the message lists the known ones.
+    """
+    import dataclasses
+    import typing
+
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cls)}
+    made = {}
+    for name, value in dict(values).items():
+        if name not in known:
+            raise ConfigError(f"{where or cls.__name__}: no field {name!r}; there are {', '.join(sorted(known))}")
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+            value = from_dict(typing.cast(type, hint), value, f"{where or cls.__name__}.{name}")
+        elif isinstance(value, list):
+            value = tuple(value)
+        made[name] = value
+    return cls(**made)
+
+
+def run_config_from_dict(values: dict[str, Any]) -> RunConfig:
+    """Read back `RunConfig.to_dict()`.
+
+    Raises:
+        ConfigError: an unknown field or a value outside its range.
+    """
+    return from_dict(RunConfig, values)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 
-from relax_sdk.messages import AssistantMessage, Message, Text
+from relax_sdk.messages import AssistantMessage, Text
 from relax_sdk.rewards import Rubric
 
 StepResult = tuple[Any, float, bool, bool, dict[str, Any]]
@@ -81,7 +81,6 @@ class Env(gymnasium.Env[Any, AssistantMessage]):
     def step(self, action: AssistantMessage) -> StepResult | Awaitable[StepResult]:  # type: ignore[override]
         """Take the policy's message; see the class."""
         raise NotImplementedError(f"{type(self).__name__} must define step(action)")
-
 
     def format_example(self, rng: np.random.Generator) -> AssistantMessage | None:
         """An action in the right *form* with contents drawn at random, for the optional warm-up.

@@ -1,21 +1,21 @@
 """Every error Relax Gym raises on purpose; all derive from `RelaxError`.
 
-    RelaxError
-    ├── ConfigError              a setting is outside its range, or two settings contradict each other
-    ├── RegistryError            an environment or runtime name is unknown or taken
-    ├── MediaError               a file is missing, too large, damaged or of the wrong kind
-    ├── EpisodeError             something went wrong inside one episode
-    │   ├── EnvError             the environment raised, hung or returned nonsense
-    │   ├── RewardError          a reward function raised or returned a value that is not finite
-    │   └── EpisodeTimeout       a stage of the episode passed its time limit
-    ├── TokenError               tokens, placeholders and media do not fit together
-    ├── EngineError              an inference engine refused, failed or answered wrongly
-    │   ├── EngineUnavailable    it cannot be reached, or did not answer in time
-    │   └── EngineAborted        the request was aborted before it finished
-    ├── JournalError             the journal cannot be read or written, or a lease is not held
-    ├── TrainingError            the trainer failed
-    │   └── CheckpointError      a checkpoint is missing, damaged or of another model
-    └── RunError                 a run ended before its last step
+RelaxError
+├── ConfigError              a setting is outside its range, or two settings contradict each other
+├── RegistryError            an environment or runtime name is unknown or taken
+├── MediaError               a file is missing, too large, damaged or of the wrong kind
+├── EpisodeError             something went wrong inside one episode
+│   ├── EnvError             the environment raised, hung or returned nonsense
+│   ├── RewardError          a reward function raised or returned a value that is not finite
+│   └── EpisodeTimeout       a stage of the episode passed its time limit
+├── TokenError               tokens, placeholders and media do not fit together
+├── EngineError              an inference engine refused, failed or answered wrongly
+│   ├── EngineUnavailable    it cannot be reached, or did not answer in time
+│   └── EngineAborted        the request was aborted before it finished
+├── JournalError             the journal cannot be read or written, or a lease is not held
+├── TrainingError            the trainer failed
+│   └── CheckpointError      a checkpoint is missing, damaged or of another model
+└── RunError                 a run ended before its last step
 """
 
 __all__ = [

@@ -16,8 +16,9 @@ import numpy as np
 from relax_sdk.errors import MediaError
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from PIL import Image as PILImage
-    from typing_extensions import Self
 
 Kind = Literal["image", "audio", "video"]
 
@@ -190,7 +191,9 @@ class Audio(Media):
 
         wave = np.asarray(samples)
         if wave.ndim not in (1, 2) or wave.size == 0 or not np.issubdtype(wave.dtype, np.floating):
-            raise MediaError(f"Audio.from_array wants non-empty floats [n] or [n, channels], got {wave.dtype} {list(wave.shape)}")
+            raise MediaError(
+                f"Audio.from_array wants non-empty floats [n] or [n, channels], got {wave.dtype} {list(wave.shape)}"
+            )
         if not np.isfinite(wave).all():
             raise MediaError(f"Audio.from_array: {int((~np.isfinite(wave)).sum())} of {wave.size} samples are NaN or infinite")
         buffer = io.BytesIO()
@@ -224,7 +227,9 @@ class Video(Media):
         import av
 
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or frames.shape[0] == 0:
-            raise MediaError(f"Video.from_array wants uint8 [n_frames, height, width, 3], got {frames.dtype} {list(frames.shape)}")
+            raise MediaError(
+                f"Video.from_array wants uint8 [n_frames, height, width, 3], got {frames.dtype} {list(frames.shape)}"
+            )
         if frames.shape[1] % 2 or frames.shape[2] % 2:
             raise MediaError(f"Video.from_array wants even height and width, got {frames.shape[1]}x{frames.shape[2]}")
         buffer = io.BytesIO()
@@ -502,4 +507,3 @@ _EXTENSIONS = {
     "video/mp4": ".mp4",
     "video/webm": ".webm",
 }
-

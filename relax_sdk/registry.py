@@ -102,7 +102,9 @@ def get_spec(env: str | type[Env] | EnvSpec) -> EnvSpec:
     discover()
     if env in _specs:
         return _specs[env]
-    raise RegistryError(f"unknown environment {env!r}; registered: {', '.join(sorted(_specs)) or 'none'}; or name it 'package.module:Class'")
+    raise RegistryError(
+        f"unknown environment {env!r}; registered: {', '.join(sorted(_specs)) or 'none'}; or name it 'package.module:Class'"
+    )
 
 
 def list_envs() -> list[EnvSpec]:

@@ -34,7 +34,9 @@ class TaskSplit:
         elif isinstance(source, Iterable):
             self._iterator = iter(source)
         else:
-            raise ConfigError(f"tasks[{name!r}] must be a list, a generator, a datasets.Dataset or a function, got {type(source).__name__}")
+            raise ConfigError(
+                f"tasks[{name!r}] must be a list, a generator, a datasets.Dataset or a function, got {type(source).__name__}"
+            )
         self._next = 0
 
     def __len__(self) -> int:
@@ -62,7 +64,9 @@ class TaskSplit:
         else:
             assert self._iterator is not None
             if index < self._next:
-                raise ConfigError(f"tasks[{self.name!r}] is a generator: row {index} has gone by (now at {self._next}); give a list to replay")
+                raise ConfigError(
+                    f"tasks[{self.name!r}] is a generator: row {index} has gone by (now at {self._next}); give a list to replay"
+                )
             row = next(itertools.islice(self._iterator, index - self._next, None), None)
             self._next = index + 1
             if row is None:
@@ -84,7 +88,7 @@ def task_splits(tasks: Tasks) -> dict[str, TaskSplit]:
         return {"train": TaskSplit("train", ({"index": i} for i in itertools.count()))}
     if callable(tasks):
         tasks = tasks()
-    if isinstance(tasks, Mapping) and not hasattr(tasks, "column_names") or _is_dataset_dict(tasks):
+    if (isinstance(tasks, Mapping) and not hasattr(tasks, "column_names")) or _is_dataset_dict(tasks):
         splits = {str(name): TaskSplit(str(name), source) for name, source in tasks.items()}  # type: ignore[union-attr]
         if "train" not in splits:
             raise ConfigError(f"tasks by split need a 'train' split, got {sorted(splits)}")

@@ -1,0 +1,131 @@
+"""The `relax` command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from relax_sdk.errors import ConfigError, RelaxError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Relax Gym.")
+envs_app = typer.Typer(no_args_is_help=True, help="Environments.")
+app.add_typer(envs_app, name="envs")
+
+SETTING_HELP = "A setting by its name in RunConfig, e.g. --set rollout.group_size=8; may be repeated."
+
+
+@app.command()
+def train(
+    env: Annotated[str | None, typer.Argument(help="A registered name or package.module:Class.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
+    model: Annotated[str | None, typer.Option(help="A built-in name or a Hugging Face folder.")] = None,
+    mode: Annotated[str | None, typer.Option(help="async or colocate.")] = None,
+    max_staleness: Annotated[int | None, typer.Option(help="0 is on-policy.")] = None,
+    seed: Annotated[int, typer.Option()] = 0,
+    folder: Annotated[Path | None, typer.Option(help="Where the run is kept.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help=SETTING_HELP)] = None,
+) -> None:
+    """Train a model on an environment."""
+    from relax_sdk.trainer import Trainer
+
+    if resume is not None:
+        run = Trainer.from_run(resume, env).fit(steps, resume=True)
+    elif env is None:
+        raise ConfigError("name an environment (see `relax envs list`) or a folder with --resume")
+    else:
+        settings: dict[str, Any] = parse_settings(set_ or [])
+        trainer = Trainer(
+            env,
+            model,
+            mode=mode,
+            max_staleness=max_staleness,
+            seed=seed,
+            folder=folder,
+            **settings,  # type: ignore[arg-type]
+        )
+        run = trainer.fit(steps)
+    last = next((row for row in reversed(run.metrics) if "eval_reward" in row), None)
+    if last is not None:
+        typer.echo(f"held-out reward {last['eval_reward']:.3f} ± {last['eval_ci95']:.3f} on {last['eval_n']} tasks")
+    typer.echo(f"run folder: {run.folder}")
+
+
+@app.command(name="eval")
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    split: Annotated[str, typer.Option()] = "eval",
+    limit: Annotated[int | None, typer.Option()] = None,
+) -> None:
+    """Play a split greedily with a trained model."""
+    from relax_sdk.run import Run
+
+    with Run.load(folder) as run:
+        typer.echo(f"{run.config.env} [{split}]: {run.evaluate(split, limit)}")
+
+
+@envs_app.command(name="list")
+def list_() -> None:
+    """List the registered environments."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from relax_sdk.registry import list_envs
+
+    table = Table("name", "modalities", "what")
+    for spec in list_envs():
+        cls = spec.load()
+        table.add_row(spec.id, ", ".join(sorted(cls.modalities)) or "text", (cls.__doc__ or "").strip().split("\n")[0])
+    Console().print(table)
+
+
+@envs_app.command()
+def show(env: Annotated[str, typer.Argument()]) -> None:
+    """Show an environment: its tasks, tools, defaults and first observation."""
+    import inspect
+
+    from relax_sdk.registry import get_spec
+    from relax_sdk.tasks import task_splits
+    from relax_sdk.tools import tool_schemas
+
+    spec = get_spec(env)
+    cls = spec.load()
+    typer.echo(f"{spec.id}: {inspect.getdoc(cls) or ''}\n")
+    for name, split in task_splits(spec.load_tasks()).items():
+        typer.echo(f"split {name}: {f'{len(split):,} tasks' if split.finite else 'a generator'}")
+    typer.echo(f"tools: {[schema['function']['name'] for schema in tool_schemas(spec.make())] or 'none'}")
+    typer.echo(f"defaults: {spec.defaults}")
+
+
+def parse_settings(settings: list[str]) -> dict[str, dict[str, Any]]:
+    """`["rollout.group_size=8"]` as `{"rollout": {"group_size": 8}}`.
+
+    Raises:
+        ConfigError: not of the form `section.field=value`.
+    """
+    import ast
+
+    out: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        section, dot, name = path.partition(".")
+        if not (equals and dot and name):
+            raise ConfigError(f"--set {setting!r}: write it as section.field=value, e.g. rollout.group_size=8")
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            value = text
+        out.setdefault(section, {})[name] = value
+    return out
+
+
+def main() -> None:
+    """Run the command; an expected error is one line and exit code 1."""
+    try:
+        app()
+    except RelaxError as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,156 @@
+"""A run: its folder, its history, and its trained model."""
+
+from __future__ import annotations
+
+import atexit
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from relax_sdk.config import RunConfig, SamplingParams
+from relax_sdk.errors import ConfigError, RunError
+from relax_sdk.messages import AssistantMessage, Message, as_messages
+
+if TYPE_CHECKING:
+    import pandas
+
+    from relax_sdk.runtime import Job, ModelSession
+
+METRICS = "metrics.jsonl"
+CONFIG = "config.json"
+WEIGHTS = "hf"
+PLOT = "reward.png"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One greedy pass over a split."""
+
+    mean_reward: float
+    ci95: float
+    """Half width of the 95% normal interval of the mean."""
+    n: int
+    """Episodes."""
+    components: dict[str, float] = field(default_factory=dict)
+    """Mean of every reward component."""
+    failures: dict[str, int] = field(default_factory=dict)
+    """Episodes that failed, by kind; they count with reward 0."""
+
+    def __str__(self) -> str:
+        failed = f", {sum(self.failures.values())} failed" if self.failures else ""
+        return f"{self.mean_reward:.3f} ± {self.ci95:.3f} (n={self.n}{failed})"
+
+
+class Run:
+    """What `fit()` returns; `Run.load(folder)` opens an older one."""
+
+    def __init__(self, folder: Path, config: RunConfig, job: Job | None = None, runtime: str = "local") -> None:
+        self.folder = folder
+        self.config = config
+        self._job = job
+        self._runtime = runtime
+        self._session: ModelSession | None = None
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Run:
+        """Open a run folder; its environment must be registered or importable for `evaluate()`.
+
+        Raises:
+            ConfigError: not a run folder.
+        """
+        from relax_sdk.config import run_config_from_dict
+        from relax_sdk.registry import get_spec
+        from relax_sdk.runtime import Job
+
+        folder = Path(folder)
+        try:
+            raw = json.loads((folder / CONFIG).read_text())
+        except (OSError, json.JSONDecodeError) as error:
+            raise ConfigError(f"{folder} is not a run folder ({error})") from error
+        config = run_config_from_dict(raw)
+        return cls(folder, config, Job(get_spec(config.env), config, folder))
+
+    # ------------------------------------------------------------------------------------------------------ history
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One dictionary per optimizer step, oldest first; a step repeated after a restart is there once, its last time."""
+        file = self.folder / METRICS
+        if not file.exists():
+            return []
+        rows = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+        return [rows_by_step for _, rows_by_step in sorted({row["step"]: row for row in rows}.items())]
+
+    @property
+    def history(self) -> pandas.DataFrame:
+        """The metrics as a pandas frame indexed by step."""
+        import pandas
+
+        frame = pandas.DataFrame(self.metrics)
+        return frame.set_index("step") if len(frame) else frame
+
+    @property
+    def weights(self) -> Path:
+        """The trained model as a Hugging Face folder."""
+        return self.folder / WEIGHTS
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Reward, held-out reward and staleness against steps.
+
+        Args:
+            path: also save the figure there.
+
+        Returns:
+            The matplotlib figure.
+        """
+        from relax_sdk.plot import plot_rewards
+
+        return plot_rewards(self.metrics, title=f"{self.config.env} · {self.config.mode}", path=path)
+
+    # -------------------------------------------------------------------------------------------------------- model
+
+    def evaluate(self, split: str = "eval", limit: int | None = None) -> Evaluation:
+        """Play a split greedily with the trained model.
+
+        Raises:
+            RunError: the environment has no such split, or the engine cannot start.
+        """
+        return self._open().evaluate(split, limit or self.config.eval.limit)
+
+    def generate(self, messages: str | Sequence[Any], sampling: SamplingParams | None = None) -> AssistantMessage:
+        """Ask the trained model.
+
+        Args:
+            messages: whatever an environment may return as an observation: text, parts, messages.
+            sampling: default: greedy, with the run's token limit.
+        """
+        chosen = sampling or SamplingParams(max_new_tokens=self.config.sampling.max_new_tokens, temperature=0.0)
+        prompt: list[Message] = as_messages(messages)
+        return self._open().generate(prompt, chosen)
+
+    def _open(self) -> ModelSession:
+        from relax_sdk.runtime import find_runtime
+
+        if self._session is None:
+            if self._job is None:
+                raise RunError(f"{self.folder}: the environment of this run is not known here")
+            self._session = find_runtime(self._runtime).open_model(self._job)
+            atexit.register(self.close)
+        return self._session
+
+    def close(self) -> None:
+        """Stop the engine that `evaluate` or `generate` started."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, env={self.config.env!r}, steps={self.config.steps})"

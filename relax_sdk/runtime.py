@@ -1,0 +1,86 @@
+"""The runtime interface: what carries out `fit()`. Runtimes are found through the entry-point group `relax.runtimes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol
+
+from relax_sdk.config import RunConfig, SamplingParams
+from relax_sdk.errors import RegistryError
+from relax_sdk.messages import AssistantMessage, Message
+from relax_sdk.registry import EnvSpec
+from relax_sdk.run import Evaluation
+
+GROUP = "relax.runtimes"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run to carry out."""
+
+    spec: EnvSpec
+    config: RunConfig
+    folder: Path
+    """The run folder; it exists and can be written."""
+    agent: Callable[..., Any] | None = None
+    """Plays the episodes instead of the built-in loops."""
+    resume: bool = False
+    """Go on from the folder's last checkpoint."""
+
+
+class Observer(Protocol):
+    """Is told how a run goes; called from one thread."""
+
+    def stage(self, text: str) -> None:
+        """What is being done when it is not a step: starting, warming up, saving."""
+        ...
+
+    def step(self, metrics: dict[str, Any]) -> None:
+        """One optimizer step is done; the same dictionary goes to `metrics.jsonl`."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Something was dropped, retried or restarted."""
+        ...
+
+
+class ModelSession(Protocol):
+    """A finished run's model behind an engine, to evaluate and to try by hand."""
+
+    def evaluate(self, split: str, limit: int) -> Evaluation: ...
+
+    def generate(self, messages: list[Message], sampling: SamplingParams) -> AssistantMessage: ...
+
+    def close(self) -> None: ...
+
+
+class Runtime(Protocol):
+    """Carries out runs."""
+
+    def fit(self, job: Job, observer: Observer) -> None:
+        """Train to the last step, or raise `RunError` with the folder left resumable. Blocks."""
+        ...
+
+    def open_model(self, job: Job) -> ModelSession:
+        """Start an engine with the run's weights."""
+        ...
+
+
+def find_runtime(name: str) -> Runtime:
+    """A runtime by name.
+
+    Raises:
+        RegistryError: none of that name is installed.
+    """
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in points:
+        raise RegistryError(f"unknown runtime {name!r}; installed: {', '.join(sorted(points)) or 'none'}")
+    try:
+        return points[name].load()()
+    except ImportError as error:
+        raise RegistryError(
+            f"runtime {name!r} needs packages that are missing ({error}): pip install 'relax-gym[server]'"
+        ) from error

@@ -1,0 +1,198 @@
+"""`Trainer`: one class from an environment to a trained model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from relax_sdk.config import (
+    AlgorithmConfig,
+    EvalConfig,
+    Mode,
+    OptimizerConfig,
+    RolloutConfig,
+    RunConfig,
+    SamplingParams,
+    TrainingConfig,
+    WarmupConfig,
+    from_dict,
+    run_config_from_dict,
+)
+from relax_sdk.env import Env
+from relax_sdk.errors import ConfigError
+from relax_sdk.registry import EnvSpec, get_spec
+from relax_sdk.run import CONFIG, PLOT, Run
+
+SECTIONS: dict[str, type[Any]] = {
+    "sampling": SamplingParams,
+    "rollout": RolloutConfig,
+    "algorithm": AlgorithmConfig,
+    "optimizer": OptimizerConfig,
+    "training": TrainingConfig,
+    "eval": EvalConfig,
+    "warmup": WarmupConfig,
+}
+
+
+class Trainer:
+    """Trains a model on an environment.
+
+        relax.Trainer(env="tone-v0").fit(steps=200)
+
+    Args:
+        env: a registered name, `"package.module:Class"`, or an `Env` class.
+        model: `relax/tiny-omni` and other built-in names, or a Hugging Face model folder.
+        algorithm: `"grpo"`, `"dr_grpo"`, `"rloo"`, or an `AlgorithmConfig`.
+        max_staleness: how many published optimizer steps old a group may be when it is trained on; 0 is on-policy.
+        mode: `async` overlaps rollouts and training; `colocate` alternates them and needs `max_staleness=0`.
+        agent: `async def agent(session)` that plays an episode instead of the built-in chat and tool loops.
+        seed: of weights, episodes and data order.
+        folder: where the run is kept; default `runs/<env>-<time>`.
+        runtime: who carries the run out; `local` is this machine.
+        sampling, rollout, optimizer, training, eval, warmup: a configuration object, or a dictionary of the fields to
+            change; what is left out comes from the environment's own defaults.
+
+    Raises:
+        ConfigError: a value outside its range, or settings that contradict each other.
+        RegistryError: unknown environment.
+    """
+
+    def __init__(
+        self,
+        env: str | type[Env] | EnvSpec,
+        model: str | None = None,
+        *,
+        algorithm: str | AlgorithmConfig | Mapping[str, Any] | None = None,
+        max_staleness: int | None = None,
+        mode: Mode | None = None,
+        agent: Callable[..., Any] | None = None,
+        seed: int = 0,
+        engines: int = 1,
+        folder: str | os.PathLike[str] | None = None,
+        runtime: str = "local",
+        sampling: SamplingParams | Mapping[str, Any] | None = None,
+        rollout: RolloutConfig | Mapping[str, Any] | None = None,
+        optimizer: OptimizerConfig | Mapping[str, Any] | None = None,
+        training: TrainingConfig | Mapping[str, Any] | None = None,
+        eval: EvalConfig | Mapping[str, Any] | None = None,
+        warmup: WarmupConfig | Mapping[str, Any] | None = None,
+    ) -> None:
+        self.spec = get_spec(env)
+        if isinstance(algorithm, str):
+            algorithm = {"advantage": algorithm}
+        given = dict(
+            sampling=sampling,
+            rollout=rollout,
+            algorithm=algorithm,
+            optimizer=optimizer,
+            training=training,
+            eval=eval,
+            warmup=warmup,
+        )
+        defaults = dict(self.spec.defaults)
+        unknown = set(defaults) - set(SECTIONS) - {"model", "steps", "mode", "max_staleness"}
+        if unknown:
+            raise ConfigError(f"{self.spec.id}: unknown defaults {sorted(unknown)}; there are {sorted(SECTIONS)}")
+        sections = {name: _section(name, defaults.get(name), given[name]) for name in SECTIONS}
+        mode = mode or defaults.get("mode") or "async"
+        if max_staleness is None:
+            max_staleness = 0 if mode == "colocate" else defaults.get("max_staleness", 1)
+        self.config = RunConfig(
+            env=self.spec.id,
+            model=model or defaults.get("model") or "relax/tiny-omni",
+            steps=defaults.get("steps", 200),
+            seed=seed,
+            mode=mode,
+            max_staleness=max_staleness,
+            engines=engines,
+            **sections,
+        )
+        self.agent = agent
+        self.runtime = runtime
+        self._folder = Path(folder) if folder is not None else None
+
+    def fit(self, steps: int | None = None, *, resume: bool = False, progress: bool = True) -> Run:
+        """Train, and return the run. Works in scripts and in notebooks.
+
+        Args:
+            steps: optimizer steps; default: the environment's own.
+            resume: go on from the last checkpoint in `folder`.
+            progress: show a live line.
+
+        Raises:
+            ConfigError: the folder cannot be written, or is in use by another run.
+            RunError: the run ended early; it can be resumed.
+        """
+        from relax_sdk.progress import make_progress
+        from relax_sdk.runtime import Job, find_runtime
+
+        runtime = find_runtime(self.runtime)
+        config = dataclasses.replace(self.config, steps=steps) if steps is not None else self.config
+        folder = self._prepare(config, resume)
+        job = Job(self.spec, config, folder, self.agent, resume)
+        run = Run(folder, config, job, self.runtime)
+        with make_progress(config, folder, show=progress) as observer:
+            try:
+                runtime.fit(job, observer)
+            finally:
+                if run.metrics:
+                    run.plot(folder / PLOT)
+        return run
+
+    @classmethod
+    def from_run(cls, folder: str | os.PathLike[str], env: str | type[Env] | EnvSpec | None = None) -> Trainer:
+        """A trainer set up as an earlier run was, to go on with `fit(resume=True)`.
+
+        Raises:
+            ConfigError: not a run folder.
+        """
+        path = Path(folder)
+        try:
+            config = run_config_from_dict(json.loads((path / CONFIG).read_text()))
+        except (OSError, json.JSONDecodeError) as error:
+            raise ConfigError(f"{path} is not a run folder ({error})") from error
+        trainer = cls(env or config.env, folder=path)
+        trainer.config = config
+        return trainer
+
+    def _prepare(self, config: RunConfig, resume: bool) -> Path:
+        if resume and self._folder is None:
+            raise ConfigError("fit(resume=True) needs Trainer(folder=…), the folder of the run to go on with")
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        folder = self._folder or Path("runs") / f"{config.env.replace('/', '-').replace(':', '-')}-{stamp}"
+        if resume:
+            _check_resumable(folder, config)
+        elif (folder / CONFIG).exists():
+            raise ConfigError(f"{folder} already holds a run; use fit(resume=True) to go on with it, or another folder")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / CONFIG).write_text(json.dumps(config.to_dict(), indent=1))
+        except OSError as error:
+            raise ConfigError(
+                f"the run folder {folder} cannot be written ({error.strerror}); choose another with folder=…"
+            ) from error
+        return folder.resolve()
+
+
+def _section(name: str, default: Any, given: Any) -> Any:
+    cls = SECTIONS[name]
+    if isinstance(given, cls):
+        return given
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"{name} must be a {cls.__name__} or a dictionary of its fields, got {type(given).__name__}")
+    return from_dict(cls, dict(default or {}) | dict(given or {}), name)
+
+
+def _check_resumable(folder: Path, config: RunConfig) -> None:
+    try:
+        old = run_config_from_dict(json.loads((folder / CONFIG).read_text()))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{folder} holds no run to resume ({error})") from error
+    for name in ("env", "model", "seed"):
+        if getattr(old, name) != getattr(config, name):
+            raise ConfigError(f"{folder} was begun with {name}={getattr(old, name)!r}, not {getattr(config, name)!r}")
