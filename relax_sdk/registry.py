@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import WrapperSpec
 
 from relax_sdk.env import Env
 from relax_sdk.errors import RegistryError
@@ -78,7 +79,12 @@ def register(
     _specs[id] = spec
     gym_id = f"{GYM_NAMESPACE}/{id}"
     gymnasium.registry.pop(gym_id, None)
-    gymnasium.register(gym_id, entry_point=lambda **kw: replace(spec, kwargs=spec.kwargs | kw).make())
+    gymnasium.register(
+        gym_id,
+        entry_point=lambda **kw: replace(spec, kwargs=spec.kwargs | kw).make(),
+        disable_env_checker=True,  # its passive checker knows no coroutines; `SyncEnv` outside of it runs them
+        additional_wrappers=(WrapperSpec("SyncEnv", "relax_sdk.sync_env:SyncEnv", {}),),
+    )
     return spec
 
 
