@@ -36,6 +36,8 @@ from relax_sdk.errors import (
     TokenError,
     TrainingError,
 )
+from relax_sdk.gymnasium_env import from_gymnasium
+from relax_sdk.judge import Judge
 from relax_sdk.media import Audio, Image, MediaLimits, MediaRef, MediaStore, Video
 from relax_sdk.messages import AssistantMessage, Message, Text, ToolCall
 from relax_sdk.registry import EnvSpec, get_spec, list_envs, register
@@ -66,6 +68,7 @@ __all__ = [
     "Group",
     "Image",
     "JournalError",
+    "Judge",
     "MediaError",
     "MediaLimits",
     "MediaRef",
@@ -96,6 +99,7 @@ __all__ = [
     "Video",
     "WarmupConfig",
     "__version__",
+    "from_gymnasium",
     "get_spec",
     "list_envs",
     "register",

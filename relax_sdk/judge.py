@@ -7,12 +7,13 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from relax_sdk.errors import ConfigError, RewardError
 from relax_sdk.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    import httpx
 
 PROMPT = """Here is a conversation.
 
@@ -100,6 +101,8 @@ class Judge:
         return (number - low) / (high - low)
 
     async def _ask(self, question: str) -> str:
+        import httpx
+
         messages = [{"role": "system", "content": self.system}] if self.system else []
         body = {
             "model": self.model,
