@@ -8,13 +8,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from relax_sdk.errors import RewardError
+from relax_sdk.errors import EpisodeTimeout, RewardError
 from relax_sdk.trajectory import Trajectory
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__relax_reward__"
 
 RewardFunction = Callable[[Trajectory], "float | Awaitable[float]"]
+Invoke = Callable[..., Awaitable[Any]]
+"""`await invoke(function, *arguments)` calls a plain or async function where it may block, and returns its value."""
 GroupRewardFunction = Callable[[Sequence[Trajectory]], "Sequence[float] | Awaitable[Sequence[float]]"]
 
 
@@ -69,10 +71,15 @@ def reward_methods(env: Any) -> dict[str, tuple[Callable[..., Any], float]]:
     return found
 
 
-async def score(env: Any, trajectory: Trajectory) -> None:
+async def score(env: Any, trajectory: Trajectory, invoke: Invoke | None = None) -> None:
     """Add an environment's reward components to a finished trajectory, in place.
 
     `rewards["env"]` is the sum of the turn rewards; `reward` becomes that plus the weighted components.
+
+    Args:
+        env: whose `@reward` methods and rubric are used.
+        trajectory: finished.
+        invoke: calls the functions; default: right here.
 
     Raises:
         RewardError: a function raised or returned something that is not a finite number.
@@ -85,14 +92,14 @@ async def score(env: Any, trajectory: Trajectory) -> None:
         weights = rubric.weights or [1.0] * len(rubric.functions)
         components |= {_name(f): (f, w) for f, w in zip(rubric.functions, weights, strict=True)}
     for name, (function, weight) in components.items():
-        value = await _call(name, function, trajectory)
+        value = await _call(name, function, trajectory, invoke)
         trajectory.rewards[name] = finite(name, value)
         total += weight * trajectory.rewards[name]
     trajectory.reward = total
 
 
-async def score_group(env: Any, trajectories: Sequence[Trajectory]) -> None:
-    """Add the group rewards of an environment's rubric to its trajectories, in place.
+async def score_group(env: Any, trajectories: Sequence[Trajectory], invoke: Invoke | None = None) -> None:
+    """Add the group rewards of an environment's rubric to its trajectories, in place; `invoke` as in `score`.
 
     Raises:
         RewardError: a function raised, or did not return one finite number per trajectory.
@@ -103,7 +110,7 @@ async def score_group(env: Any, trajectories: Sequence[Trajectory]) -> None:
     weights = rubric.group_weights or [1.0] * len(rubric.group_functions)
     for function, weight in zip(rubric.group_functions, weights, strict=True):
         name = _name(function)
-        values = list(await _call(name, function, trajectories))
+        values = list(await _call(name, function, trajectories, invoke))
         if len(values) != len(trajectories):
             raise RewardError(f"group reward {name!r} returned {len(values)} values for {len(trajectories)} trajectories")
         for trajectory, value in zip(trajectories, values, strict=True):
@@ -111,11 +118,13 @@ async def score_group(env: Any, trajectories: Sequence[Trajectory]) -> None:
             trajectory.reward += weight * trajectory.rewards[name]
 
 
-async def _call(name: str, function: Callable[..., Any], argument: Any) -> Any:
+async def _call(name: str, function: Callable[..., Any], argument: Any, invoke: Invoke | None) -> Any:
     try:
+        if invoke is not None:
+            return await invoke(function, argument)
         value = function(argument)
         return await value if inspect.isawaitable(value) else value
-    except RewardError:
+    except (RewardError, EpisodeTimeout):
         raise
     except Exception as error:
         raise RewardError(f"reward {name!r} raised {type(error).__name__}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 from relax_sdk.errors import ConfigError, EnvError
 from relax_sdk.messages import AssistantMessage, Message, Text, ToolCall, as_messages
+from relax_sdk.rewards import Invoke
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__relax_tool__"
@@ -51,11 +53,17 @@ def tool_schemas(env: Any) -> list[dict[str, Any]]:
 
 
 def _arguments_model(name: str, function: Callable[..., Any]) -> Any:
+    return _model_of(name, getattr(function, "__func__", function), hasattr(function, "__self__"))
+
+
+@functools.lru_cache(maxsize=512)
+def _model_of(name: str, function: Callable[..., Any], bound: bool) -> Any:
+    """Building a pydantic model takes a millisecond, so it is built once a function and not once a call."""
     from pydantic import ConfigDict, create_model
 
-    hints = inspect.get_annotations(getattr(function, "__func__", function), eval_str=True)
+    hints = inspect.get_annotations(function, eval_str=True)
     fields: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in list(inspect.signature(function).parameters.values())[1 if bound else 0 :]:
         if parameter.name not in hints:
             raise ConfigError(f"tool {name}: parameter {parameter.name!r} needs a type hint")
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
@@ -74,14 +82,19 @@ def _schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-async def call_tool(env: Any, call: ToolCall) -> tuple[Message, ToolResult]:
+async def call_tool(env: Any, call: ToolCall, invoke: Invoke | None = None) -> tuple[Message, ToolResult]:
     """Call one tool.
 
     A call that cannot be read, an unknown name or arguments of the wrong type are answered to the model as text, since
-    they are its mistake; an exception inside the tool is the environment's.
+    they are its mistake; an exception inside the tool is the environment's, and passes through.
+
+    Args:
+        env: whose tools they are.
+        call: what the model wants.
+        invoke: calls the tool; default: right here.
 
     Raises:
-        EnvError: the tool itself raised, or returned something that cannot be shown.
+        EnvError: the tool returned something that cannot be shown.
     """
     from pydantic import ValidationError
 
@@ -98,7 +111,7 @@ async def call_tool(env: Any, call: ToolCall) -> tuple[Message, ToolResult]:
             first = error.errors()[0]
             result = ToolResult(f"{call.name}: {'.'.join(map(str, first['loc'])) or 'arguments'}: {first['msg']}")
         else:
-            answer = function(**arguments)
+            answer = await invoke(functools.partial(function, **arguments)) if invoke else function(**arguments)
             if inspect.isawaitable(answer):
                 answer = await answer
             result = answer if isinstance(answer, ToolResult) else ToolResult(answer)
@@ -108,8 +121,10 @@ async def call_tool(env: Any, call: ToolCall) -> tuple[Message, ToolResult]:
     return Message("tool", shown[0].content or (Text(""),), tool_call_id=call.id), result
 
 
-async def call_tools(env: Any, action: AssistantMessage) -> tuple[list[Message], float, bool, bool]:
-    """Call every tool an action asks for, in order, until one ends the episode.
+async def call_tools(
+    env: Any, action: AssistantMessage, invoke: Invoke | None = None
+) -> tuple[list[Message], float, bool, bool]:
+    """Call every tool an action asks for, in order, until one ends the episode; `invoke` as in `call_tool`.
 
     Returns:
         Tool messages, summed reward, terminated, truncated.
@@ -117,7 +132,7 @@ async def call_tools(env: Any, action: AssistantMessage) -> tuple[list[Message],
     messages: list[Message] = []
     reward, terminated, truncated = 0.0, False, False
     for call in action.tool_calls:
-        message, result = await call_tool(env, call)
+        message, result = await call_tool(env, call, invoke)
         messages.append(message)
         reward += result.reward
         terminated, truncated = terminated or result.terminated, truncated or result.truncated
