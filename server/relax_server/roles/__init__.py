@@ -1,0 +1,1 @@
+"""Roles as processes on one machine: controller, rollout, engine, policy; their messages and supervision."""

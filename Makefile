@@ -1,0 +1,37 @@
+# Two commands: `make train` trains a small model to hear; `make test` runs the whole test suite.
+# Each creates .venv and installs everything it needs first.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: install train test lint bench docs clean
+
+install: $(STAMP)
+
+# torch first and alone: what follows then keeps this build instead of taking a larger one.
+$(STAMP): pyproject.toml
+	@echo "==> creating $(VENV) and installing (a few minutes, about 2 GB)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "==> torch"
+	@$(BIN)/pip install --progress-bar off -q torch==2.13.0
+	@echo "==> relax-gym and what it needs"
+	@$(BIN)/pip install --progress-bar off -q -e '.[server,dev]'
+	@touch $@
+	@echo "==> installed"
+
+train: $(STAMP)
+	@$(BIN)/relax train tone-v0
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist

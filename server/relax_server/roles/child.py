@@ -1,0 +1,50 @@
+"""The entry point of a role's process: `python -m relax_server.roles.child ROLE FD`."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import traceback
+import warnings
+from typing import Any
+
+from relax_sdk.errors import CheckpointError, ConfigError, RegistryError
+from relax_server.roles.channel import Channel
+from relax_server.roles.messages import Failed
+
+FATAL = (ConfigError, RegistryError, CheckpointError)
+"""Errors that would come back after a restart."""
+
+
+def main() -> None:
+    """Run one role until it is stopped, fails, or its parent is gone."""
+    role, fd = sys.argv[1], int(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    channel = Channel(fd)
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    first = channel.receive()
+    channel.listen(inbox.put, on_close=lambda: os._exit(0))
+    try:
+        if role == "rollout":
+            from relax_server.roles.rollout import run_rollout
+
+            run_rollout(channel, inbox, first)
+        elif role == "policy":
+            from relax_server.roles.policy import run_policy
+
+            run_policy(channel, inbox, first)
+        else:
+            raise ConfigError(f"unknown role {role!r}")
+    except Exception as error:
+        traceback.print_exc()
+        channel.send(Failed(f"{type(error).__name__}: {error}", isinstance(error, FATAL) or getattr(error, "fatal", False)))
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)  # threads of abandoned environments must not keep the process alive
+
+
+if __name__ == "__main__":
+    main()

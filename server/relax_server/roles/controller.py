@@ -1,0 +1,458 @@
+"""The controller: starts the roles of a run, hands weights and credits around, and restarts what dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, TypeVar
+
+from relax_sdk.errors import ConfigError, EngineError, RunError
+from relax_sdk.runtime import Job, Observer
+from relax_server.engines.http import HttpEngine
+from relax_server.engines.process import EngineProcess
+from relax_server.journal import open_journal
+from relax_server.models.catalog import resolve_model
+from relax_server.roles.layout import RunLayout
+from relax_server.roles.messages import (
+    BatchTaken,
+    Begin,
+    Continue,
+    Died,
+    Evaluate,
+    Evaluated,
+    Failed,
+    MakeWarmup,
+    PolicyReady,
+    Published,
+    RolloutReady,
+    RolloutStats,
+    Saved,
+    SetEngines,
+    StartPolicy,
+    StartRollout,
+    StepDone,
+    Stop,
+    Train,
+    Warmup,
+    WarmupMade,
+    Warn,
+)
+from relax_server.roles.outputs import Outputs, drop_after
+from relax_server.roles.process import RoleProcess
+
+M = TypeVar("M")
+
+START_SECONDS = 180.0
+"""For a role to load its model and say that it is ready."""
+
+STEP_SECONDS = 900.0
+"""For one training step once its batch is taken; a trainer that takes longer is restarted."""
+
+SILENCE_SECONDS = 60.0
+"""A rollout process that says nothing for so long is restarted."""
+
+HEALTH_SECONDS = 2.0
+"""Between looks at the engines."""
+
+MAX_RESTARTS = 5
+"""Of one role within `RESTART_WINDOW` seconds; one more ends the run."""
+
+RESTART_WINDOW = 600.0
+
+
+class Controller:
+    """Runs one job from its first message to its last checkpoint."""
+
+    def __init__(self, job: Job, observer: Observer) -> None:
+        self.job, self.observer, self.config = job, observer, job.config
+        self.layout = RunLayout(job.folder)
+        self.run_name = job.folder.name
+        self.inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self.policy = RoleProcess("policy", job.folder, self.inbox.put_nowait, threads=job.config.training.threads)
+        self.rollout = RoleProcess("rollout", job.folder, self.inbox.put_nowait)
+        self.engines: list[EngineProcess] = []
+        self.model_path: Path = resolve_model(job.config.model, job.config.seed)
+        self.weights_root = Path(tempfile.mkdtemp(prefix=f"relax-{os.getpid()}-", dir=shared_memory()))
+        self.weights: Path | None = None
+        self.step = 0
+        self.dropped = 0
+        self.metrics: dict[int, dict[str, Any]] = {}
+        self.stats: dict[str, Any] = {}
+        self.stats_at = time.monotonic()
+        self.batch_at: float | None = None
+        self.evaluating: set[int] = set()
+        self.restarts: dict[str, deque[float]] = {}
+        self.stop_requested = asyncio.Event()
+        self.has_eval = False
+        self.generated: deque[tuple[float, int]] = deque(maxlen=8)
+
+    # ----------------------------------------------------------------------------------------------------------------- run
+
+    async def run(self) -> None:
+        """Train to the last step.
+
+        Raises:
+            ConfigError: the environment, model and settings do not fit together.
+            RunError: a role failed for good; the folder can be resumed.
+        """
+        self.journal = open_journal(self.layout.journal)
+        self.outputs: Outputs | None = None
+        health: asyncio.Task[None] | None = None
+        try:
+            await self.start()
+            health = asyncio.create_task(self.watch())
+            await self.train()
+            await self.finish()
+        finally:
+            if health is not None:
+                health.cancel()
+            await self.shut_down()
+
+    async def start(self) -> None:
+        """Start all roles and bring them to the same weights."""
+        self.check_modalities()
+        self.observer.stage("starting engine, trainer and environment")
+        checkpoint = (self.layout.checkpoints() or [None])[-1] if self.job.resume else None
+        if self.job.resume and checkpoint is None:
+            self.observer.warn("no checkpoint in this folder yet: beginning at step 0")
+        engines = asyncio.gather(*(self.start_engine() for _ in range(self.config.engines)))
+        await self.start_policy(checkpoint)
+        self.engines = list(await engines)
+        await self.start_rollout()
+        rollout = await self.expect(RolloutReady)
+        self.has_eval = rollout.has_eval
+        ready = await self.expect(PolicyReady)
+        self.step, self.weights = ready.step, ready.weights
+        drop_after(self.layout.metrics, self.step)
+        self.outputs = Outputs(self.layout)
+        if self.step == 0 and self.config.warmup.steps and rollout.has_warmup:
+            await self.warm_up()
+        await self.load_weights()
+
+    async def warm_up(self) -> None:
+        """The optional warm-up on the form of an action."""
+        self.observer.stage(f"warming up on the form of an action ({self.config.warmup.steps} steps, no answers in it)")
+        self.rollout.send(MakeWarmup(self.config.warmup.steps))
+        await self.expect(WarmupMade)
+        self.policy.send(Warmup())
+        self.weights = (await self.expect(PolicyReady)).weights
+
+    async def train(self) -> None:
+        """Handle events until the last checkpoint is saved."""
+        self.dropped = self.journal.counts(self.run_name).stale
+        self.rollout.send(Begin(self.step, self.consumed, self.dropped))
+        self.policy.send(Train())
+        self.observer.stage("waiting for the first groups" if self.step == 0 else f"going on at step {self.step}")
+        while True:
+            message = await self.next_event()
+            if isinstance(message, Saved) and message.last:
+                break
+            await self.handle(message)
+        if self.step < self.config.steps:
+            raise RunError(f"stopped at step {self.step} of {self.config.steps}; go on with: {self.how_to_resume()}")
+
+    async def finish(self) -> None:
+        """The last held-out evaluation, with the final weights."""
+        while self.evaluating - {self.step}:
+            await self.handle(await self.next_event())
+        if self.has_eval and "eval_reward" not in self.metrics.get(self.step, {}):
+            self.observer.stage("held-out evaluation of the final weights")
+            self.ask_evaluation(self.step)
+            while self.step in self.evaluating:
+                await self.handle(await self.next_event())
+
+    async def shut_down(self) -> None:
+        """Stop every process and leave nothing behind."""
+        await asyncio.gather(self.rollout.stop(), self.policy.stop(), *(e.stop() for e in self.engines), return_exceptions=True)
+        shutil.rmtree(self.weights_root, ignore_errors=True)
+        if self.outputs is not None:
+            self.outputs.close()
+        self.journal.close()
+
+    def request_stop(self) -> None:
+        """End after the step in progress, with a checkpoint."""
+        self.stop_requested.set()
+        self.policy.send(Stop())
+
+    @property
+    def consumed(self) -> int:
+        return self.step * self.config.rollout.groups_per_step
+
+    def how_to_resume(self) -> str:
+        return f"relax train --resume {self.job.folder}"
+
+    def check_modalities(self) -> None:
+        """Refuse an environment whose media the model cannot take."""
+        from relax_server.models.processor import Processor
+
+        needed, cls = set(self.job.spec.load().modalities), self.job.spec.id
+        missing = needed - Processor.load(self.model_path).modalities
+        if missing:
+            raise ConfigError(
+                f"environment {cls} shows {sorted(needed)}, but the model {self.config.model} takes no {sorted(missing)}"
+            )
+
+    # -------------------------------------------------------------------------------------------------------------- events
+
+    async def next_event(self) -> Any:
+        """The next message; deaths and hangs are turned into restarts here."""
+        while True:
+            try:
+                return await asyncio.wait_for(self.inbox.get(), 1.0)
+            except TimeoutError:
+                await self.look_for_hangs()
+
+    async def look_for_hangs(self) -> None:
+        now = time.monotonic()
+        if now - self.stats_at > SILENCE_SECONDS and self.rollout.alive():
+            self.observer.warn(f"the rollout process said nothing for {SILENCE_SECONDS:.0f} s; restarting it")
+            self.stats_at = now
+            self.rollout.kill()
+        if self.batch_at is not None and now - self.batch_at > STEP_SECONDS and self.policy.alive():
+            self.observer.warn(f"a training step took over {STEP_SECONDS:.0f} s; restarting the trainer")
+            self.batch_at = None
+            self.policy.kill()
+
+    async def expect(self, kind: type[M], seconds: float = START_SECONDS) -> M:
+        """Wait for one kind of message during the start; others are kept for later or handled as failures.
+
+        Raises:
+            RunError: a role died, failed or took too long.
+        """
+        kept: list[Any] = []
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    message = await self.inbox.get()
+                    if isinstance(message, kind):
+                        return message
+                    if isinstance(message, (Failed, Died)):
+                        self.raise_failure(message)
+                    if isinstance(message, (Warn, RolloutStats)):
+                        await self.handle(message)
+                    else:
+                        kept.append(message)
+        except TimeoutError:
+            raise RunError(f"no {kind.__name__} within {seconds:.0f} s; see the logs in {self.job.folder / 'logs'}") from None
+        finally:
+            for message in kept:
+                self.inbox.put_nowait(message)
+
+    async def handle(self, message: Any) -> None:
+        """React to one event."""
+        if isinstance(message, BatchTaken):
+            self.batch_at = time.monotonic()
+            if self.config.mode == "colocate":
+                await self.free_devices()
+        elif isinstance(message, StepDone):
+            await self.step_done(message)
+        elif isinstance(message, RolloutStats):
+            self.stats, self.stats_at = message.values, time.monotonic()
+        elif isinstance(message, Evaluated):
+            self.evaluated(message)
+        elif isinstance(message, Warn):
+            self.observer.warn(message.text)
+        elif isinstance(message, Failed):
+            if message.fatal:
+                self.raise_failure(message)
+            self.observer.warn(message.text)
+        elif isinstance(message, Died):
+            await self.restart(message)
+
+    def raise_failure(self, message: Failed | Died) -> None:
+        if isinstance(message, Failed):
+            raise RunError(f"{message.text} (logs: {self.job.folder / 'logs'})")
+        tail = (self.policy if message.role == "policy" else self.rollout).log_tail()
+        raise RunError(f"the {message.role} process ended (exit code {message.returncode}); end of {message.log}:\n{tail}")
+
+    async def step_done(self, message: StepDone) -> None:
+        """New weights are out: load them, tell the rollout, write the figures."""
+        self.batch_at = None
+        self.step, self.weights = message.step, message.weights
+        pause = await self.load_weights()
+        self.dropped += int(message.metrics.get("dropped", 0))
+        self.rollout.send(Published(self.step, self.consumed, self.dropped))
+        metrics = {"step": self.step, "time": time.time()} | message.metrics
+        metrics |= dict(seconds_load=pause, dropped_total=self.dropped, tokens_per_second=self.token_rate(metrics))
+        metrics |= {f"rollout_{k}": v for k, v in self.stats.items() if isinstance(v, (int, float)) and k != "time"}
+        self.metrics[self.step] = metrics
+        self.metrics.pop(self.step - 512, None)
+        self.write(metrics)
+        every = self.config.eval.every
+        if self.has_eval and every and self.step % every == 0 and self.step < self.config.steps:
+            self.ask_evaluation(self.step)
+            if self.config.mode == "colocate":  # nothing may be in flight when the engines give their memory back
+                while self.step in self.evaluating:
+                    await self.handle(await self.next_event())
+
+    def token_rate(self, metrics: dict[str, Any]) -> float:
+        """Response tokens trained on per second, over the last few steps."""
+        self.generated.append((time.monotonic(), int(metrics.get("n_response_tokens", 0))))
+        if len(self.generated) < 2:
+            return 0.0
+        (first, _), (last, _) = self.generated[0], self.generated[-1]
+        return sum(n for _, n in list(self.generated)[1:]) / max(last - first, 1e-6)
+
+    def write(self, metrics: dict[str, Any]) -> None:
+        assert self.outputs is not None
+        self.outputs.write(metrics)
+        self.observer.step(metrics)
+
+    def ask_evaluation(self, step: int) -> None:
+        self.evaluating.add(step)
+        self.rollout.send(Evaluate(step, "eval", self.config.eval.limit))
+
+    def evaluated(self, message: Evaluated) -> None:
+        self.evaluating.discard(message.step)
+        result = message.result
+        row = self.metrics.setdefault(message.step, {"step": message.step, "time": time.time()})
+        row |= dict(
+            eval_reward=result.mean_reward,
+            eval_ci95=result.ci95,
+            eval_n=result.n,
+            eval_components=result.components,
+            eval_failures=result.failures,
+            eval_version_min=message.version_min,
+            eval_version_max=message.version_max,
+        )
+        assert self.outputs is not None
+        self.outputs.write(row)
+        latest = self.metrics.get(self.step, row)
+        self.observer.step(latest | {"eval_reward": result.mean_reward})
+
+    # ------------------------------------------------------------------------------------------------------------- weights
+
+    async def load_weights(self) -> float:
+        """Bring every engine to the current weights.
+
+        Returns:
+            Seconds it took.
+        """
+        assert self.weights is not None
+        began = time.perf_counter()
+        await asyncio.gather(*(self.load_into(engine) for engine in self.engines))
+        for old in self.weights_root.iterdir():
+            if old != self.weights and int(old.name[1:]) < self.step:
+                shutil.rmtree(old, ignore_errors=True)
+        return time.perf_counter() - began
+
+    async def load_into(self, process: EngineProcess) -> None:
+        assert self.weights is not None
+        try:
+            engine = self.client(process)
+            if self.config.mode == "colocate" and process.released:
+                await engine.resume_memory()
+            await engine.update_weights(str(self.weights), self.step)
+            if self.config.mode == "colocate" and process.released:
+                await engine.resume()
+                process.released = False
+        except EngineError as error:
+            self.observer.warn(f"engine {process.url}: {error}; restarting it")
+            await process.stop()
+
+    async def free_devices(self) -> None:
+        """Colocate: the engines give their memory back, then the trainer goes on."""
+        for process in self.engines:
+            engine = self.client(process)
+            await engine.pause("retract")
+            await engine.release_memory()
+            process.released = True
+        self.policy.send(Continue())
+
+    def client(self, process: EngineProcess) -> HttpEngine:
+        return process.client
+
+    # ------------------------------------------------------------------------------------------------------------ processes
+
+    async def start_policy(self, checkpoint: Path | None) -> None:
+        await self.policy.start(
+            StartPolicy(self.config, self.run_name, self.job.folder, self.model_path, self.weights_root, checkpoint)
+        )
+
+    async def start_rollout(self) -> None:
+        urls = tuple(engine.url for engine in self.engines)
+        await self.rollout.start(
+            StartRollout(
+                self.job.spec, self.job.agent, self.config, self.run_name, self.job.folder, self.model_path, urls, train=True
+            )
+        )
+        self.stats_at = time.monotonic()
+
+    async def start_engine(self) -> EngineProcess:
+        return await start_engine(self.job, self.model_path, self.config.training.replay_routes)
+
+    async def watch(self) -> None:
+        """Restart engines that died or do not answer."""
+        misses: dict[int, int] = {}
+        while True:
+            await asyncio.sleep(HEALTH_SECONDS)
+            for index, process in enumerate(self.engines):
+                alive = process.alive()
+                healthy = alive and (process.released or await self.client(process).health())
+                misses[index] = 0 if healthy else misses.get(index, 0) + 1
+                if not alive or misses[index] >= 10:
+                    self.count_restart("engine", f"see {self.job.folder / 'logs'}")
+                    self.observer.warn(
+                        f"the engine at {process.url} {'does not answer' if alive else 'died'}; starting a new one"
+                    )
+                    await process.stop()
+                    self.engines[index] = await self.start_engine()
+                    await self.load_into(self.engines[index])
+                    self.rollout.send(SetEngines(tuple(engine.url for engine in self.engines)))
+
+    async def restart(self, message: Died) -> None:
+        """Start a role again that died; the journal makes sure that nothing is lost or trained twice."""
+        process = self.policy if message.role == "policy" else self.rollout
+        self.count_restart(message.role, f"end of {message.log}:\n{process.log_tail()}")
+        self.observer.warn(f"the {message.role} process ended (exit code {message.returncode}); starting it again")
+        if message.role == "policy":
+            await self.restart_policy()
+        else:
+            await self.start_rollout()
+            await self.expect(RolloutReady)
+            self.rollout.send(Begin(self.step, self.consumed, self.dropped))
+            for step in self.evaluating:
+                self.rollout.send(Evaluate(step, "eval", self.config.eval.limit))
+
+    async def restart_policy(self) -> None:
+        self.batch_at = None
+        await self.start_policy((self.layout.checkpoints() or [None])[-1])
+        ready = await self.expect(PolicyReady)
+        self.step, self.weights = ready.step, ready.weights
+        await self.load_weights()
+        self.rollout.send(Published(self.step, self.consumed, self.dropped))
+        self.policy.send(Stop() if self.stop_requested.is_set() else Train())
+
+    def count_restart(self, role: str, detail: str) -> None:
+        """Raises `RunError` when a role was restarted too often."""
+        times = self.restarts.setdefault(role, deque())
+        now = time.monotonic()
+        while times and now - times[0] > RESTART_WINDOW:
+            times.popleft()
+        times.append(now)
+        if len(times) > MAX_RESTARTS:
+            raise RunError(
+                f"the {role} ended {len(times)} times within {RESTART_WINDOW / 60:.0f} minutes; {detail}\n"
+                f"go on with: {self.how_to_resume()}"
+            )
+
+
+async def start_engine(job: Job, model_path: Path, routed_experts: bool = False) -> EngineProcess:
+    """Start an embedded engine for a job and wait until it answers."""
+    layout = RunLayout(job.folder)
+    layout.media.mkdir(parents=True, exist_ok=True)
+    process = EngineProcess(
+        model_path, media_root=layout.media, log=job.folder / "logs" / "engine.log", return_routed_experts=routed_experts
+    )
+    await process.start(START_SECONDS)
+    return process
+
+
+def shared_memory() -> str | None:
+    """Where weights are handed over: shared memory where the machine has it."""
+    return "/dev/shm" if os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK) else None

@@ -1,0 +1,156 @@
+"""The `local` runtime: all roles as processes on this machine, no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from relax_sdk.config import SamplingParams
+from relax_sdk.errors import EngineError, RunError
+from relax_sdk.messages import AssistantMessage, Message
+from relax_sdk.run import Evaluation
+from relax_sdk.runtime import Job, Observer
+from relax_server.models.catalog import resolve_model
+from relax_server.roles.controller import Controller, start_engine
+from relax_server.roles.layout import RunLayout
+from relax_server.roles.messages import Chat, ChatDone, Died, Evaluate, Evaluated, Failed, RolloutReady, StartRollout
+from relax_server.roles.process import RoleProcess
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 600.0
+"""For an evaluation or a generation by hand."""
+
+
+class LoopThread:
+    """An event loop in a thread of its own, so that `fit()` also works where a loop is running already."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="relax-controller", daemon=True)
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(5.0)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+
+class LocalRuntime:
+    """Carries out runs on this machine."""
+
+    def fit(self, job: Job, observer: Observer) -> None:
+        """Train to the last step; Ctrl-C ends after the step in progress, with a checkpoint.
+
+        Raises:
+            ConfigError: environment, model and settings do not fit together.
+            RunError: the run ended early; it can be resumed.
+            KeyboardInterrupt: after the checkpoint was saved.
+        """
+        thread = LoopThread()
+        try:
+            controller = thread.submit(_make(job, observer)).result()
+            future = thread.submit(controller.run())
+            try:
+                future.result()
+            except KeyboardInterrupt:
+                observer.stage("stopping: saving a checkpoint")
+                thread.loop.call_soon_threadsafe(controller.request_stop)
+                try:
+                    future.result()
+                except RunError as error:
+                    observer.warn(str(error))
+                raise
+        finally:
+            thread.close()
+
+    def open_model(self, job: Job) -> LocalSession:
+        """Start an engine and a rollout process with the run's trained weights."""
+        return LocalSession(job)
+
+
+async def _make(job: Job, observer: Observer) -> Controller:
+    return Controller(job, observer)
+
+
+class LocalSession:
+    """A trained model behind an engine."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._thread = LoopThread()
+        try:
+            self._thread.submit(self._start()).result()
+        except BaseException:
+            self.close()
+            raise
+
+    async def _start(self) -> None:
+        job = self._job
+        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
+        trained = RunLayout(job.folder).weights
+        if not trained.exists():
+            raise RunError(f"{job.folder} has no trained weights yet (no {trained.name}/ folder)")
+        base = resolve_model(job.config.model, job.config.seed)
+        self._engine = await start_engine(job, trained)
+        await self._engine.client.update_weights(str(trained), job.config.steps)
+        self._rollout = RoleProcess("rollout", job.folder, self._inbox.put_nowait)
+        await self._rollout.start(
+            StartRollout(job.spec, job.agent, job.config, job.folder.name, job.folder, base, (self._engine.url,), train=False)
+        )
+        self._splits_ready = await self._answer(RolloutReady)
+        self._chats = 0
+
+    async def _answer(self, kind: type[T]) -> T:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while True:
+                    message = await self._inbox.get()
+                    if isinstance(message, kind):
+                        return message
+                    if isinstance(message, (Failed, Died)):
+                        text = message.text if isinstance(message, Failed) else self._rollout.log_tail()
+                        raise RunError(f"the rollout process failed: {text}")
+        except TimeoutError:
+            raise RunError(f"no answer within {ANSWER_SECONDS:.0f} s") from None
+
+    def evaluate(self, split: str, limit: int) -> Evaluation:
+        """Play a split greedily."""
+
+        async def ask() -> Evaluation:
+            self._rollout.send(Evaluate(self._job.config.steps, split, limit))
+            return (await self._answer(Evaluated)).result
+
+        return self._thread.submit(ask()).result()
+
+    def generate(self, messages: list[Message], sampling: SamplingParams) -> AssistantMessage:
+        """One answer."""
+
+        async def ask() -> AssistantMessage:
+            self._chats += 1
+            self._rollout.send(Chat(self._chats, tuple(messages), sampling))
+            done = await self._answer(ChatDone)
+            if done.message is None:
+                raise EngineError(done.error or "no answer")
+            return done.message
+
+        return self._thread.submit(ask()).result()
+
+    def close(self) -> None:
+        """Stop the engine and the rollout process."""
+
+        async def stop() -> None:
+            for name in ("_rollout", "_engine"):
+                process = getattr(self, name, None)
+                if process is not None:
+                    await process.stop()
+
+        self._thread.submit(stop()).result()
+        self._thread.close()

@@ -1,0 +1,226 @@
+"""What roles say to each other: frozen dataclasses, pickled over a socket pair between parent and child."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from relax_sdk.config import RunConfig, SamplingParams
+from relax_sdk.messages import AssistantMessage, Message
+from relax_sdk.run import Evaluation
+
+# ------------------------------------------------------------------------------------------------- controller → rollout
+
+
+@dataclass(frozen=True)
+class StartRollout:
+    """The first message to a rollout process."""
+
+    spec: Any
+    """The `EnvSpec`, pickled by value where its class lives in a script or notebook."""
+    agent: Any
+    config: RunConfig
+    run: str
+    folder: Path
+    model_path: Path
+    engines: tuple[str, ...]
+    train: bool
+    """False: evaluate and chat only."""
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Start playing train groups."""
+
+    version: int
+    consumed: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """Engines have new weights."""
+
+    version: int
+    consumed: int
+    """Groups inside published steps, from the start of the run."""
+    dropped: int
+    """Groups that will never be trained on, from the start of the run."""
+
+
+@dataclass(frozen=True)
+class SetEngines:
+    """The engines to use from now on."""
+
+    urls: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Play a split greedily."""
+
+    step: int
+    split: str
+    limit: int
+
+
+@dataclass(frozen=True)
+class Chat:
+    """One generation by hand."""
+
+    id: int
+    messages: tuple[Message, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class MakeWarmup:
+    """Play episodes with random well-formed actions and commit them as split `warmup`."""
+
+    groups: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End; a policy saves a checkpoint first."""
+
+
+# ------------------------------------------------------------------------------------------------- rollout → controller
+
+
+@dataclass(frozen=True)
+class RolloutReady:
+    """The environment is loaded and the journal open."""
+
+    has_eval: bool
+    has_warmup: bool
+
+
+@dataclass(frozen=True)
+class RolloutStats:
+    """Sent about once a second; its absence means that the process hangs."""
+
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The answer to `Evaluate`."""
+
+    step: int
+    result: Evaluation
+    version_min: int
+    version_max: int
+
+
+@dataclass(frozen=True)
+class ChatDone:
+    """The answer to `Chat`."""
+
+    id: int
+    message: AssistantMessage | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class WarmupMade:
+    """The answer to `MakeWarmup`."""
+
+    groups: int
+
+
+@dataclass(frozen=True)
+class Warn:
+    """Something worth a line on the user's screen."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The role cannot go on."""
+
+    text: str
+    fatal: bool
+    """True: starting it again would fail the same way."""
+
+
+# -------------------------------------------------------------------------------------------------- controller ↔ policy
+
+
+@dataclass(frozen=True)
+class StartPolicy:
+    """The first message to a policy process."""
+
+    config: RunConfig
+    run: str
+    folder: Path
+    model_path: Path
+    weights: Path
+    """Folder in shared memory that gets one sub-folder per version."""
+    checkpoint: Path | None
+    """Go on from here."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train to the last step."""
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """Train on split `warmup`, then report `PolicyReady` again."""
+
+
+@dataclass(frozen=True)
+class Continue:
+    """The devices are free: go on with the batch that was taken."""
+
+
+@dataclass(frozen=True)
+class PolicyReady:
+    """The model is loaded and its weights are out."""
+
+    step: int
+    weights: Path
+
+
+@dataclass(frozen=True)
+class BatchTaken:
+    """A batch is leased and its step begins."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A step is done and its weights are out."""
+
+    step: int
+    """Optimizer steps so far; also the version of the weights."""
+    weights: Path
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint is complete and its groups are acked."""
+
+    step: int
+    path: Path
+    last: bool
+    """Nothing follows: the last step, or a `Stop`."""
+
+
+# --------------------------------------------------------------------------------------------------- inside the parent
+
+
+@dataclass(frozen=True)
+class Died:
+    """A role's process ended without being asked to."""
+
+    role: str
+    generation: int
+    returncode: int | None
+    log: Path

@@ -1,0 +1,55 @@
+"""What a run writes for people to look at: metrics as JSON lines, and TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from relax_server.roles.layout import RunLayout
+
+
+class Outputs:
+    """Appends to a run folder; a line is whole or absent, also after a crash."""
+
+    def __init__(self, layout: RunLayout) -> None:
+        self._file = layout.metrics.open("a", buffering=1)
+        layout.tensorboard.mkdir(exist_ok=True)
+        self._events = EventFileWriter(str(layout.tensorboard))
+
+    def write(self, metrics: dict[str, Any]) -> None:
+        """One step's metrics; writing a step again replaces it for readers."""
+        self._file.write(json.dumps(metrics, default=float) + "\n")
+        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in flatten(metrics) if math.isfinite(value)]
+        event = Event(wall_time=time.time(), step=int(metrics["step"]), summary=Summary(value=scalars))
+        self._events.add_event(event)
+
+    def close(self) -> None:
+        self._events.flush()
+        self._events.close()
+        self._file.close()
+
+
+def flatten(metrics: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    """Numbers of nested dictionaries as (`outer/inner`, value)."""
+    out: list[tuple[str, float]] = []
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            out += flatten(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)):
+            out.append((prefix + name, float(value)))
+    return out
+
+
+def drop_after(path: Path, step: int) -> None:
+    """Forget metrics of steps after `step`: the run goes on from there."""
+    if not path.exists():
+        return
+    rows = [line for line in path.read_text().splitlines() if line.endswith("}") and json.loads(line)["step"] <= step]
+    path.write_text("".join(row + "\n" for row in rows))

@@ -1,0 +1,215 @@
+"""The policy role: leases batches, trains, publishes weights, saves checkpoints and acks what is inside them."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from relax_sdk.errors import TrainingError
+from relax_sdk.media import MediaRef, MediaStore
+from relax_sdk.trajectory import Group
+from relax_server.bus.base import Batch
+from relax_server.bus.local import LocalBus
+from relax_server.journal import open_journal
+from relax_server.roles.channel import Channel
+from relax_server.roles.layout import RunLayout
+from relax_server.roles.messages import (
+    BatchTaken,
+    Continue,
+    PolicyReady,
+    Saved,
+    StartPolicy,
+    StepDone,
+    Stop,
+    Train,
+    Warmup,
+)
+from relax_server.training.policy import Policy
+
+CONSUMER = "policy"
+LEASE_SECONDS = 1800.0
+RENEW_SECONDS = 300.0
+POLL_SECONDS = 0.25
+"""How long one wait for groups lasts before control messages are looked at."""
+
+CONTINUE_SECONDS = 300.0
+"""How long the controller may take to free the devices in colocate mode."""
+
+
+def run_policy(channel: Channel, inbox: queue.SimpleQueue[Any], first: StartPolicy) -> None:
+    """Serve until the last step or a `Stop`."""
+    role = PolicyRole(channel, inbox, first)
+    role.begin()
+    while True:
+        message = inbox.get()
+        if isinstance(message, Warmup):
+            role.warm_up()
+        elif isinstance(message, Train):
+            role.train()
+            return
+        elif isinstance(message, Stop):
+            return
+
+
+class PolicyRole:
+    """A `Policy` between the bus and the folder its weights go to."""
+
+    def __init__(self, channel: Channel, inbox: queue.SimpleQueue[Any], first: StartPolicy) -> None:
+        self.channel, self.inbox, self.start = channel, inbox, first
+        config = first.config
+        self.layout = RunLayout(first.folder)
+        self.store = MediaStore(self.layout.media)
+        self.journal = open_journal(self.layout.journal)
+        self.bus = LocalBus(self.journal, first.run, CONSUMER, ttl=LEASE_SECONDS)
+        self.policy = Policy(
+            first.model_path,
+            algorithm=config.algorithm,
+            optimizer=config.optimizer,
+            training=config.training,
+            total_steps=config.steps,
+            seed=config.seed,
+        )
+        self.unsaved: list[str] = []
+        """Groups trained on since the last checkpoint."""
+        self._renewed = time.monotonic()
+
+    def media(self, ref: MediaRef) -> bytes:
+        return self.store.get(ref)
+
+    # ------------------------------------------------------------------------------------------------- begin and warm up
+
+    def begin(self) -> None:
+        """Load the checkpoint, if there is one, put the weights out and say so."""
+        if self.start.checkpoint is not None:
+            meta = self.policy.load(self.start.checkpoint)
+            self.bus.ack(meta["groups"], self.policy.step)  # it may have died between the checkpoint and its ack
+            self.bus.restore(self.policy.step)
+        self.channel.send(PolicyReady(self.policy.step, self.put_out()))
+
+    def warm_up(self) -> None:
+        """Supervised steps on the form of an action, then fresh weights."""
+        config = self.start.config.warmup
+        groups = self.journal.groups(self.start.run, split="warmup", limit=config.steps, newest_first=False)
+        for group in groups:
+            samples = [sample for trajectory in group.trajectories for sample in trajectory.samples()]
+            self.policy.warmup_step(samples, self.media, config.lr)
+        self.channel.send(PolicyReady(self.policy.step, self.put_out()))
+
+    def put_out(self) -> Path:
+        """Write the weights of the current step to shared memory."""
+        folder = self.start.weights / f"v{self.policy.step}"
+        self.policy.export_weights(folder)
+        return folder
+
+    # --------------------------------------------------------------------------------------------------------------- train
+
+    def train(self) -> None:
+        """Train to the last step, or until a `Stop`."""
+        config = self.start.config
+        while self.policy.step < config.steps:
+            began = time.perf_counter()
+            batch = self.take()
+            if batch is None:
+                break
+            metrics = self.one_step(batch, began)
+            self.channel.send(metrics)
+            if self.policy.step % config.training.checkpoint_every == 0 and self.policy.step < config.steps:
+                self.save(last=False)
+        self.save(last=True)
+
+    def take(self) -> Batch | None:
+        """The next batch; None when a `Stop` came first."""
+        config, waited, dropped = self.start.config, 0.0, 0
+        while True:
+            if self.stopped():
+                return None
+            batch = self.bus.take(config.rollout.groups_per_step, self.policy.step, config.max_staleness, POLL_SECONDS)
+            if batch is not None:
+                break
+            waited += POLL_SECONDS
+        self.channel.send(BatchTaken(self.policy.step))
+        if config.mode == "colocate" and not self.wait_for_devices():
+            return None
+        return Batch(batch.groups, batch.version, batch.staleness, batch.dropped + dropped, batch.waited + waited, batch.ready)
+
+    def stopped(self) -> bool:
+        """Whether a `Stop` is waiting."""
+        if time.monotonic() - self._renewed > RENEW_SECONDS:
+            self.bus.renew()
+            self._renewed = time.monotonic()
+        try:
+            return isinstance(self.inbox.get_nowait(), Stop)
+        except queue.Empty:
+            return False
+
+    def wait_for_devices(self) -> bool:
+        """In colocate mode: wait until the engines have given their memory back; False on a `Stop`."""
+        try:
+            message = self.inbox.get(timeout=CONTINUE_SECONDS)
+        except queue.Empty:
+            raise TrainingError(f"the controller did not free the devices within {CONTINUE_SECONDS:.0f} s") from None
+        return isinstance(message, Continue)
+
+    def one_step(self, batch: Batch, began: float) -> StepDone:
+        """Train on one batch and put the new weights out."""
+        taken = time.perf_counter()
+        metrics: dict[str, Any] = dict(self.policy.train_step(batch.groups, self.media, batch.version))
+        trained = time.perf_counter()
+        self.unsaved += [group.id for group in batch.groups]
+        weights = self.put_out()
+        done = time.perf_counter()
+        metrics |= dict(
+            seconds_wait=taken - began,
+            seconds_train=trained - taken,
+            seconds_publish=done - trained,
+            seconds_step=done - began,
+            queue=batch.ready,
+            dropped=batch.dropped,
+            staleness_mean=sum(batch.staleness) / max(len(batch.staleness), 1),
+            staleness_max=max(batch.staleness, default=0),
+            staleness_histogram=histogram(batch.staleness),
+            rewards=mean_components(batch.groups),
+            status=status_counts(batch.groups),
+        )
+        return StepDone(self.policy.step, weights, metrics)
+
+    def save(self, last: bool) -> None:
+        """A checkpoint, then the acks of what it contains."""
+        step = self.policy.step
+        folder = self.layout.checkpoint(step)
+        if not folder.exists():
+            self.policy.save(folder, {"groups": self.unsaved, "step": step})
+        self.bus.ack(self.unsaved, step)
+        self.unsaved = []
+        for old in self.layout.checkpoints()[: -self.start.config.training.keep_checkpoints]:
+            shutil.rmtree(old, ignore_errors=True)
+        if last:
+            self.policy.export(self.layout.weights)
+        self.channel.send(Saved(step, folder, last))
+
+
+def histogram(values: list[int]) -> dict[str, int]:
+    """Count of every value, by its text (a JSON object's keys)."""
+    return {str(v): values.count(v) for v in sorted(set(values))}
+
+
+def mean_components(groups: list[Group]) -> dict[str, float]:
+    """Mean of every reward component over a batch."""
+    totals: dict[str, list[float]] = {}
+    for group in groups:
+        for trajectory in group.trajectories:
+            for name, value in trajectory.rewards.items():
+                totals.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in totals.items()}
+
+
+def status_counts(groups: list[Group]) -> dict[str, int]:
+    """How the episodes of a batch ended."""
+    counts: dict[str, int] = {}
+    for group in groups:
+        for trajectory in group.trajectories:
+            counts[trajectory.status.value] = counts.get(trajectory.status.value, 0) + 1
+    return counts

@@ -1,0 +1,156 @@
+"""The rollout role: plays episodes against the engines and commits finished groups to the journal."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+
+from relax_sdk.errors import RelaxError, RunError
+from relax_sdk.media import MediaStore
+from relax_sdk.run import Evaluation
+from relax_server.journal import open_journal
+from relax_server.models.processor import Processor
+from relax_server.roles.channel import Channel
+from relax_server.roles.layout import RunLayout
+from relax_server.roles.messages import (
+    Begin,
+    Chat,
+    ChatDone,
+    Evaluate,
+    Evaluated,
+    MakeWarmup,
+    Published,
+    RolloutReady,
+    RolloutStats,
+    SetEngines,
+    StartRollout,
+    Stop,
+    WarmupMade,
+    Warn,
+)
+from relax_server.rollout.pool import EnginePool
+from relax_server.rollout.warmup import make_warmup
+from relax_server.rollout.worker import RolloutWorker
+
+STATS_SECONDS = 1.0
+
+
+def run_rollout(channel: Channel, inbox: queue.SimpleQueue[Any], first: StartRollout) -> None:
+    """Serve until a `Stop`."""
+    asyncio.run(RolloutRole(channel, first).serve(inbox))
+
+
+class RolloutRole:
+    """A `RolloutWorker` that listens to the controller."""
+
+    def __init__(self, channel: Channel, first: StartRollout) -> None:
+        self.channel, self.first = channel, first
+        layout = RunLayout(first.folder)
+        self.processor = Processor.load(first.model_path)
+        self.store = MediaStore(layout.media)
+        self.journal = open_journal(layout.journal)
+        self.pool = EnginePool(first.engines, media_root=layout.media)
+        self.worker = RolloutWorker(
+            first.spec, first.config, self.processor, self.pool, self.store, self.journal, first.run, agent=first.agent
+        )
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.arrived: asyncio.Queue[Any] = asyncio.Queue()
+        self.warned = 0
+
+    async def serve(self, inbox: queue.SimpleQueue[Any]) -> None:
+        """Handle messages until a `Stop`; a task that fails ends the process with its error."""
+        loop = asyncio.get_running_loop()
+
+        def forward() -> None:
+            while True:
+                loop.call_soon_threadsafe(self.arrived.put_nowait, inbox.get())
+
+        threading.Thread(target=forward, name="inbox", daemon=True).start()
+        self.channel.send(RolloutReady("eval" in self.worker.splits, self.has_warmup()))
+        self.spawn(self.report())
+        while True:
+            message = await self.arrived.get()
+            if isinstance(message, BaseException):
+                raise message
+            if isinstance(message, Stop):
+                await self.close()
+                return
+            await self.handle(message)
+
+    def has_warmup(self) -> bool:
+        """Whether the environment can give examples of an action's form."""
+        return self.first.spec.make().format_example(np.random.default_rng(0)) is not None
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a task; its failure is raised by `serve`."""
+        task = asyncio.create_task(coroutine)
+        self.tasks.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self.tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.arrived.put_nowait(error)
+
+        task.add_done_callback(done)
+
+    async def handle(self, message: Any) -> None:
+        """Act on one message; anything long becomes a task."""
+        if isinstance(message, Begin):
+            self.worker.update(version=message.version, consumed=message.consumed, dropped=message.dropped)
+            self.spawn(self.worker.run())
+        elif isinstance(message, Published):
+            self.worker.update(version=message.version, consumed=message.consumed, dropped=message.dropped)
+        elif isinstance(message, SetEngines):
+            await self.pool.set_urls(message.urls)
+        elif isinstance(message, Evaluate):
+            self.spawn(self.evaluate(message))
+        elif isinstance(message, Chat):
+            self.spawn(self.chat(message))
+        elif isinstance(message, MakeWarmup):
+            self.spawn(self.warm_up(message))
+        else:
+            raise RunError(f"the rollout role does not know {type(message).__name__}")
+
+    async def evaluate(self, message: Evaluate) -> None:
+        result = await self.worker.evaluate(message.limit, split=message.split, step=message.step)
+        evaluation = Evaluation(result.mean_reward, result.ci95, result.n, result.components, result.failures)
+        self.channel.send(Evaluated(message.step, evaluation, result.version_min, result.version_max))
+
+    async def chat(self, message: Chat) -> None:
+        try:
+            answer = await self.worker.generate(list(message.messages), message.sampling)
+            self.channel.send(ChatDone(message.id, answer, None))
+        except RelaxError as error:
+            self.channel.send(ChatDone(message.id, None, f"{type(error).__name__}: {error}"))
+
+    async def warm_up(self, message: MakeWarmup) -> None:
+        config = self.first.config
+        made = await make_warmup(
+            self.first.spec, config, self.processor, self.store, self.journal, self.first.run, message.groups
+        )
+        self.channel.send(WarmupMade(made))
+
+    async def report(self) -> None:
+        """Figures once a second, and the errors that are new."""
+        while True:
+            stats = self.worker.stats()
+            self.channel.send(RolloutStats(stats | {"time": time.time()}))
+            errors = stats.get("errors_total", 0)
+            if errors > self.warned:
+                last = (stats.get("last_errors") or ["?"])[-1]
+                self.channel.send(Warn(f"{errors - self.warned} episodes failed; last: {last}"))
+                self.warned = errors
+            await asyncio.sleep(STATS_SECONDS)
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.pool.close()
+        self.journal.close()
