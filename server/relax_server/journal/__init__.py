@@ -1,0 +1,48 @@
+"""The journal: finished groups, durable, leased to the trainer and acked by checkpoint."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from relax_sdk.errors import JournalError
+from relax_server.journal.base import Journal
+from relax_server.journal.sql import Clock, SqlJournal
+
+__all__ = ["open_journal"]
+
+
+def open_journal(url_or_path: str | os.PathLike[str], *, busy_timeout: float = 30.0, clock: Clock = time.time) -> Journal:
+    """Open a journal; a new one is made with its folder, an older one is migrated.
+
+    Args:
+        url_or_path: a file such as `runs/tone/journal.db`, or `sqlite:///` and a path. Keep it on a local disk: SQLite's
+            locks and shared memory do not work over a network file system.
+        busy_timeout: seconds that a call waits for a writer in another process before it raises.
+        clock: Unix seconds; what leases go by.
+
+    Raises:
+        JournalError: it cannot be opened or made, is not a journal, or was written by a newer version.
+    """
+    path = Path(os.path.abspath(_file(os.fspath(url_or_path))))
+    if path.is_dir():
+        raise JournalError(f"{path} is a folder; name a file in it, such as {path / 'journal.db'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JournalError(f"the folder of journal {path} cannot be made ({error.strerror}); name another place") from error
+    return SqlJournal(path, busy_timeout=busy_timeout, clock=clock)
+
+
+def _file(url_or_path: str) -> str:
+    scheme, found, rest = url_or_path.partition("://")
+    if not found:
+        file = url_or_path
+    elif scheme != "sqlite":
+        raise JournalError(f"{scheme}:// journals are not supported; name a file, or sqlite:///path/to/journal.db")
+    else:
+        file = rest.removeprefix("/")
+    if file in ("", ":memory:"):
+        raise JournalError(f"{url_or_path!r} names no file, and a journal in memory would not be durable")
+    return file

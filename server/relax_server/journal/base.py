@@ -37,10 +37,12 @@ class JournalCounts:
     acked: int = 0
     stale: int = 0
     """Dropped at a lease because they were too old."""
+    empty: int = 0
+    """Committed without a single response token: nothing to train on, so never served."""
 
     @property
     def total(self) -> int:
-        return self.ready + self.leased + self.acked + self.stale
+        return self.ready + self.leased + self.acked + self.stale + self.empty
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class TrajectoryRow:
     version_min: int | None
     version_max: int | None
     n_tokens: int
+    """Response tokens."""
     created_at: float
+    """Unix seconds."""
     rewards: dict[str, float] = field(default_factory=dict)
 
 
@@ -65,8 +69,13 @@ class Journal(Protocol):
     """Durable groups with leases.
 
     States of a group: `ready` → `leased` → `acked`; a lease that ends unacked returns to `ready`; a group older than
-    allowed becomes `stale` at the lease. Methods are synchronous, safe from several threads and processes, and raise
-    `JournalError` when the store cannot be read or written.
+    allowed becomes `stale` at the lease; one without any response token is `empty` from the start. Groups of other splits
+    than `train` are kept but have no part in this. Methods are synchronous, safe from several threads and processes, and
+    raise `JournalError` when the store cannot be read or written.
+
+    Leases end by wall time, and wall time jumps. Set back, no lease lasts longer than its `ttl` from the next `lease` call
+    on. Set forward, leases end early: another consumer may take the groups, and then the ack of the one that had them is
+    refused. A consumer's own leases never come back to it by time, only by `restore`.
     """
 
     def commit(self, group: Group, run: str, split: str = "train") -> bool:
@@ -74,31 +83,49 @@ class Journal(Protocol):
 
         Returns:
             False when a group of this id is already there: committing again changes nothing.
+
+        Raises:
+            JournalError: the group's id is taken in another run or split, a trajectory's id is taken by another group or
+                occurs twice, a reward is not finite, or tokens of a train group have no logprobs or weight versions.
         """
         ...
 
     def lease(self, n: int, run: str, consumer: str, version: int, max_staleness: int, ttl: float) -> LeaseResult:
         """Lease the `n` oldest ready train groups of `run` whose staleness `version - version_min` is at most `max_staleness`.
 
-        All or nothing: fewer than `n` leaves them ready. Expired leases count as ready. Groups that are too old are marked
-        `stale` and counted even when nothing is leased.
+        All or nothing: fewer than `n` leaves them ready. Oldest means committed first. Leases of other consumers that ended
+        count as ready; one's own do not (see above). Groups that are too old are marked `stale` and counted even when
+        nothing is leased. After a restart from an older checkpoint a group may be *ahead* of `version`; it is served.
+
+        Raises:
+            ConfigError: `n`, `max_staleness` or `ttl` is out of range.
         """
         ...
 
     def renew(self, run: str, consumer: str, ttl: float) -> int:
-        """Extend all leases of a consumer; returns how many it still holds."""
+        """Extend all leases of a consumer to `ttl` seconds from now; returns how many it still holds.
+
+        A lease that ended is still held while no other consumer took it.
+        """
         ...
 
     def ack(self, group_ids: Sequence[str], run: str, consumer: str, checkpoint: int) -> int:
-        """The groups are inside checkpoint `checkpoint`. Repeating it changes nothing; returns how many are now acked.
+        """The groups are inside checkpoint `checkpoint`; returns how many of them are now acked.
+
+        Repeating it, also with a later checkpoint, changes nothing. A lease that ended suffices while no other consumer
+        took the group. All or nothing.
 
         Raises:
-            JournalError: a group is unknown, or is leased to another consumer.
+            JournalError: a group is unknown, not leased, leased to or acked by another consumer, or acked in a later
+                checkpoint already.
         """
         ...
 
     def restore(self, run: str, consumer: str, checkpoint: int) -> int:
         """A trainer restarts from `checkpoint`: its leases, and acks that name a later checkpoint, return to `ready`.
+
+        The acks are those of the whole run, also under another consumer's name: checkpoints belong to the run. Groups
+        dropped as stale stay dropped.
 
         Returns:
             How many groups became ready again.
@@ -106,7 +133,7 @@ class Journal(Protocol):
         ...
 
     def counts(self, run: str) -> JournalCounts:
-        """Train groups of a run by state."""
+        """Train groups of a run by state; leases that ended count as ready."""
         ...
 
     def task_indices(self, run: str) -> list[int]:
@@ -130,7 +157,11 @@ class Journal(Protocol):
         ...
 
     def put_state(self, run: str, key: str, value: Any) -> None:
-        """Keep a small JSON value for the controller."""
+        """Keep a small JSON value for the controller.
+
+        Raises:
+            JournalError: not JSON.
+        """
         ...
 
     def get_state(self, run: str, key: str) -> Any:

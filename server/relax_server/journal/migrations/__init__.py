@@ -1,0 +1,1 @@
+"""Alembic's environment and revisions; `relax_server.journal.migrate` runs them."""

@@ -1,0 +1,98 @@
+"""The journal's tables, for SQLite now and PostgreSQL later; `migrations/` brings a database to this shape."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from sqlalchemy import JSON, BigInteger, Column, Double, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table
+
+HEAD = "0002"
+"""The newest revision in `migrations/versions`."""
+
+
+class GroupState(StrEnum):
+    """Where a group is; `ready` → `leased` → `acked` is the way of a trained one."""
+
+    READY = "ready"
+    LEASED = "leased"
+    ACKED = "acked"
+    STALE = "stale"
+    """Was too old at a lease; final."""
+    EMPTY = "empty"
+    """Committed without a single response token: nothing to train on, never served."""
+    RECORDED = "recorded"
+    """Of a split that is not trained on, such as `eval`; never served."""
+
+
+metadata = MetaData(
+    naming_convention={"ix": "ix_%(table_name)s_%(column_0_N_name)s", "uq": "uq_%(table_name)s_%(column_0_N_name)s"}
+)
+
+_sequence = BigInteger().with_variant(Integer, "sqlite")  # only INTEGER counts up by itself in SQLite
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("created_at", Double, nullable=False),
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("seq", _sequence, primary_key=True, autoincrement=True),  # the order of commits, whatever the clock says
+    Column("id", String, nullable=False, unique=True),
+    Column("run", String, ForeignKey("runs.id"), nullable=False),
+    Column("split", String, nullable=False),
+    Column("env", String, nullable=False),
+    Column("task_index", BigInteger, nullable=False),
+    Column("state", String, nullable=False),
+    Column("version_min", BigInteger, nullable=False),
+    Column("version_max", BigInteger, nullable=False),
+    Column("consumer", String),  # who leased it last
+    Column("lease_expires", Double),  # Unix seconds
+    Column("lease_ttl", Double),  # seconds
+    Column("checkpoint", BigInteger),  # the one that contains it, once acked
+    Column("created_at", Double, nullable=False),
+    Index(None, "run", "state", "seq"),
+    Index(None, "run", "state", "version_min"),
+    Index(None, "run", "split", "task_index"),
+    sqlite_autoincrement=True,
+)
+
+payloads = Table(  # apart from `groups`, whose rows are written again at each lease, renewal and ack
+    "payloads",
+    metadata,
+    Column("seq", _sequence, ForeignKey("groups.seq"), primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),  # see payload.py
+)
+
+trajectories = Table(
+    "trajectories",
+    metadata,
+    Column("seq", _sequence, primary_key=True, autoincrement=True),
+    Column("id", String, nullable=False, unique=True),
+    Column("group_id", String, ForeignKey("groups.id"), nullable=False),
+    Column("run", String, nullable=False),
+    Column("split", String, nullable=False),
+    Column("env", String, nullable=False),
+    Column("task_index", BigInteger, nullable=False),
+    Column("status", String, nullable=False),
+    Column("reward", Double, nullable=False),
+    Column("rewards", JSON, nullable=False),
+    Column("version_min", BigInteger),
+    Column("version_max", BigInteger),
+    Column("n_tokens", BigInteger, nullable=False),  # of responses
+    Column("created_at", Double, nullable=False),
+    Index(None, "run", "split", "seq"),
+    Index(None, "group_id"),
+    sqlite_autoincrement=True,
+)
+
+state = Table(
+    "state",
+    metadata,
+    Column("run", String, ForeignKey("runs.id"), primary_key=True),
+    Column("key", String, primary_key=True),
+    Column("value", JSON),
+)

@@ -1,0 +1,296 @@
+"""The journal in an SQL database."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, insert, select, update
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from relax_sdk.errors import ConfigError, JournalError
+from relax_sdk.trajectory import Group, Trajectory, token_versions
+from relax_server.journal import leases, migrate, sqlite
+from relax_server.journal.base import JournalCounts, Lease, LeaseResult, TrajectoryRow
+from relax_server.journal.payload import pack, unpack
+from relax_server.journal.schema import GroupState, groups, payloads, runs, state, trajectories
+
+Clock = Callable[[], float]
+"""Unix seconds."""
+
+TRAIN = "train"
+"""The split that is leased."""
+
+_GROUP_DATA = select(groups.c.id, payloads.c.data).join_from(groups, payloads, payloads.c.seq == groups.c.seq)
+
+
+class SqlJournal:
+    """`Journal` over SQLite; `leases.py` holds the lease rules.
+
+    One instance serves all threads of a process; each process opens its own.
+    """
+
+    def __init__(self, path: Path, *, busy_timeout: float = 30.0, clock: Clock = time.time) -> None:
+        """Open the database, made and migrated as needed.
+
+        Args:
+            path: absolute; its folder exists.
+            busy_timeout: seconds to wait for another writer.
+            clock: what leases and `created_at` go by.
+
+        Raises:
+            JournalError: it cannot be opened, is not a journal, or is newer than this code.
+        """
+        self.path = path
+        self._busy_timeout = busy_timeout
+        self._clock = clock
+        self._known_runs: set[str] = set()
+        self._writing = threading.Lock()  # threads queue here, fairly, instead of polling SQLite's lock
+        self._closed = False
+        self.engine: Engine = sqlite.connect(path, busy_timeout)
+        try:
+            with self._explained("open it"):
+                sqlite.prepare(self.engine, busy_timeout)
+                migrate.upgrade(self.engine)
+        except BaseException:
+            self.engine.dispose()
+            raise
+
+    # ------------------------------------------------------------------------------------------------------- writing
+
+    def commit(self, group: Group, run: str, split: str = TRAIN) -> bool:
+        """See `Journal.commit`."""
+        _check(group, split)
+        payload, now = pack(group), self._clock()
+        with self._write(f"commit group {group.id!r}") as connection:
+            row = connection.execute(select(groups.c.run, groups.c.split).where(groups.c.id == group.id)).first()
+            if row is not None:
+                if tuple(row) != (run, split):
+                    raise JournalError(
+                        f"group id {group.id!r} is taken: run {row.run!r}, split {row.split!r} committed it; "
+                        f"give groups of run {run!r}, split {split!r} other ids"
+                    )
+                return False
+            self._add_run(connection, run, now)
+            row = _group_row(group, run, split, now)
+            seq = connection.execute(insert(groups).returning(groups.c.seq), row).scalar_one()
+            connection.execute(insert(payloads), {"seq": seq, "data": payload})
+            try:
+                if rows := [_trajectory_row(t, group, run, split, now) for t in group.trajectories]:
+                    connection.execute(insert(trajectories), rows)
+            except IntegrityError as error:
+                raise _reused(connection, group) from error
+        self._known_runs.add(run)
+        return True
+
+    def lease(self, n: int, run: str, consumer: str, version: int, max_staleness: int, ttl: float) -> LeaseResult:
+        """See `Journal.lease`."""
+        if n < 1 or max_staleness < 0 or not 0 < ttl < math.inf:
+            given = f"lease(n={n}, max_staleness={max_staleness}, ttl={ttl})"
+            raise ConfigError(f"{given}; allowed: n 1 or more, max_staleness 0 or more, ttl above 0 seconds")
+        claim = leases.Claim(run, consumer, self._clock(), version - max_staleness)
+        with self._read("lease groups") as connection:
+            if not leases.anything_to_do(connection, claim, n):
+                return LeaseResult([], 0)
+        with self._write("lease groups") as connection:
+            rows, dropped = leases.take(connection, claim, n, ttl)
+        try:
+            leased = [Lease(unpack(row.data, row.id), row.version_min, claim.now + ttl) for row in rows]
+        except JournalError:
+            with self._write("give back leases") as connection:
+                leases.give_back(connection, [row.id for row in rows], consumer)
+            raise
+        return LeaseResult(leased, dropped)
+
+    def renew(self, run: str, consumer: str, ttl: float) -> int:
+        """See `Journal.renew`."""
+        if not 0 < ttl < math.inf:
+            raise ConfigError(f"renew(ttl={ttl}); allowed: above 0 seconds")
+        with self._write("renew leases") as connection:
+            return leases.renew(connection, run, consumer, self._clock(), ttl)
+
+    def ack(self, group_ids: Sequence[str], run: str, consumer: str, checkpoint: int) -> int:
+        """See `Journal.ack`."""
+        with self._write("ack groups") as connection:
+            return leases.ack(connection, group_ids, run, consumer, checkpoint)
+
+    def restore(self, run: str, consumer: str, checkpoint: int) -> int:
+        """See `Journal.restore`."""
+        with self._write("restore groups") as connection:
+            return leases.restore(connection, run, consumer, checkpoint)
+
+    def put_state(self, run: str, key: str, value: Any) -> None:
+        """See `Journal.put_state`.
+
+        Raises:
+            JournalError: the value is not JSON.
+        """
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise JournalError(f"state {key!r} of run {run!r} must be JSON: {error}") from error
+        with self._write(f"keep state {key!r}") as connection:
+            self._add_run(connection, run, self._clock())
+            place = (state.c.run == run) & (state.c.key == key)
+            if connection.execute(update(state).where(place).values(value=value)).rowcount == 0:
+                connection.execute(insert(state).values(run=run, key=key, value=value))
+        self._known_runs.add(run)
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def counts(self, run: str) -> JournalCounts:
+        """See `Journal.counts`."""
+        with self._read("count groups") as connection:
+            found = leases.count(connection, run, self._clock())
+        found.pop(GroupState.RECORDED, None)
+        return JournalCounts(**{str(state): number for state, number in found.items()})
+
+    def task_indices(self, run: str) -> list[int]:
+        """See `Journal.task_indices`."""
+        query = select(groups.c.task_index).distinct().where(groups.c.run == run, groups.c.split == TRAIN)
+        with self._read("list task indices") as connection:
+            return list(connection.scalars(query.order_by(groups.c.task_index)))
+
+    def groups(self, run: str, split: str = TRAIN, limit: int = 100, newest_first: bool = True) -> list[Group]:
+        """See `Journal.groups`."""
+        query = _GROUP_DATA.where(groups.c.run == run, groups.c.split == split)
+        query = query.order_by(groups.c.seq.desc() if newest_first else groups.c.seq).limit(limit)
+        with self._read("read groups") as connection:
+            rows = connection.execute(query).all()
+        return [unpack(row.data, row.id) for row in rows]
+
+    def trajectory(self, id: str) -> Trajectory:
+        """See `Journal.trajectory`."""
+        query = _GROUP_DATA.join(trajectories, trajectories.c.group_id == groups.c.id)
+        with self._read(f"read trajectory {id!r}") as connection:
+            row = connection.execute(query.where(trajectories.c.id == id)).first()
+        if row is None:
+            raise JournalError(f"journal {self.path} has no trajectory {id!r}")
+        return next(t for t in unpack(row.data, row.id).trajectories if t.id == id)
+
+    def trajectories(self, run: str, split: str | None = None, limit: int = 100, offset: int = 0) -> list[TrajectoryRow]:
+        """See `Journal.trajectories`."""
+        hidden = {"seq", "run"}
+        query = select(*(c for c in trajectories.c if c.name not in hidden)).where(trajectories.c.run == run)
+        if split is not None:
+            query = query.where(trajectories.c.split == split)
+        query = query.order_by(trajectories.c.seq.desc()).limit(limit).offset(offset)
+        with self._read("list trajectories") as connection:
+            return [TrajectoryRow(**row) for row in connection.execute(query).mappings()]
+
+    def get_state(self, run: str, key: str) -> Any:
+        """See `Journal.get_state`."""
+        with self._read(f"read state {key!r}") as connection:
+            return connection.scalar(select(state.c.value).where(state.c.run == run, state.c.key == key))
+
+    def close(self) -> None:
+        """See `Journal.close`."""
+        self._closed = True
+        self.engine.dispose()
+
+    # -------------------------------------------------------------------------------------------------- transactions
+
+    def _add_run(self, connection: Connection, run: str, now: float) -> None:
+        if run not in self._known_runs and connection.scalar(select(runs.c.id).where(runs.c.id == run)) is None:
+            connection.execute(insert(runs).values(id=run, created_at=now))
+
+    @contextmanager
+    def _read(self, doing: str) -> Iterator[Connection]:
+        with self._explained(doing), self.engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def _write(self, doing: str) -> Iterator[Connection]:
+        with (
+            self._explained(doing),
+            self._writing,
+            self.engine.connect().execution_options(**sqlite.WRITE) as connection,
+            connection.begin(),
+        ):
+            yield connection
+
+    @contextmanager
+    def _explained(self, doing: str) -> Iterator[None]:
+        if self._closed:
+            raise JournalError(f"cannot {doing}: journal {self.path} is closed; open it again")
+        try:
+            yield
+        except SQLAlchemyError as error:
+            raise sqlite.explain(error, doing, self.path, self._busy_timeout) from error
+
+
+def _check(group: Group, split: str) -> None:
+    """Refuse what could be stored but not be read, counted or trained on.
+
+    Raises:
+        JournalError: a trajectory of another group, a reward that is not finite, or tokens of a train group without
+            logprobs or versions.
+    """
+    for t in group.trajectories:
+        where = f"trajectory {t.id!r} of group {group.id!r}"
+        if t.group_id != group.id:
+            raise JournalError(f"{where} says that it belongs to group {t.group_id!r}")
+        if bad := [name for name, value in (("reward", t.reward), *t.rewards.items()) if not math.isfinite(value)]:
+            raise JournalError(f"{where}: {', '.join(bad)} must be finite")
+        for index, turn in enumerate(t.turns if split == TRAIN else ()):
+            tokens, logprobs = len(turn.response_ids), len(turn.response_logprobs)
+            if logprobs != tokens:
+                raise JournalError(f"{where}, turn {index}: {logprobs} logprobs for {tokens} response tokens")
+            try:
+                token_versions(turn)
+            except JournalError as error:
+                raise JournalError(f"{where}, turn {index}: {error}") from error
+
+
+def _group_row(group: Group, run: str, split: str, now: float) -> dict[str, Any]:
+    first = GroupState.RECORDED
+    if split == TRAIN:
+        first = GroupState.READY if any(t.n_response_tokens for t in group.trajectories) else GroupState.EMPTY
+    return {
+        "id": group.id,
+        "run": run,
+        "split": split,
+        "env": group.env,
+        "task_index": group.task_index,
+        "state": first,
+        "version_min": group.version_min,
+        "version_max": group.version_max,
+        "created_at": now,
+    }
+
+
+def _trajectory_row(t: Trajectory, group: Group, run: str, split: str, now: float) -> dict[str, Any]:
+    return {
+        "id": t.id,
+        "group_id": group.id,
+        "run": run,
+        "split": split,
+        "env": t.env,
+        "task_index": t.task_index,
+        "status": t.status,
+        "reward": t.reward,
+        "rewards": t.rewards,
+        "version_min": t.version_min,
+        "version_max": t.version_max,
+        "n_tokens": t.n_response_tokens,
+        "created_at": now,
+    }
+
+
+def _reused(connection: Connection, group: Group) -> JournalError:
+    """Which trajectory id of `group` was there before; asked inside the transaction that failed on it."""
+    ids = [t.id for t in group.trajectories]
+    query = select(trajectories.c.id, trajectories.c.group_id).where(trajectories.c.id.in_(ids))
+    for row in connection.execute(query.where(trajectories.c.group_id != group.id)):
+        return JournalError(
+            f"trajectory id {row.id!r} of group {group.id!r} is taken: group {row.group_id!r} committed it; "
+            "trajectory ids are unique in a journal"
+        )
+    twice = next(id for id in ids if ids.count(id) > 1)
+    return JournalError(f"trajectory id {twice!r} occurs {ids.count(twice)} times in group {group.id!r}")
