@@ -1,0 +1,208 @@
+"""Training samples as flat arrays: ids, positions and media of every token, and what was recorded of each trained one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from relax_sdk.errors import TokenError
+from relax_sdk.media import MediaRef
+from relax_sdk.trajectory import Sample
+from relax_server.models.processor import MediaFeatures, Processor
+
+ReadMedia = Callable[[MediaRef], bytes]
+"""The bytes of a media item."""
+
+MEDIA_SPAN = 1 << 20
+"""Keys that one media item may take; more placeholders than any item has."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One entry for every token with loss mask 1, ordered by sample and by place; all arrays have the same length n."""
+
+    sample: np.ndarray
+    """int64, index of the sample."""
+    at: np.ndarray
+    """int64, index in the sample's ids; at least 1."""
+    target: np.ndarray
+    """int64, the token."""
+    logprob: np.ndarray
+    """float64, as the engine reported it."""
+    version: np.ndarray
+    """int64, of the weights that produced it."""
+    turn: np.ndarray
+    """int64, index of the turn in its trajectory."""
+
+    def __len__(self) -> int:
+        return len(self.sample)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of one step. Per-token arrays are flat: sample i has tokens `start[i]` to `start[i + 1]`."""
+
+    ids: np.ndarray
+    """int64 [n_tokens]."""
+    keys: np.ndarray
+    """int64 [n_tokens]; equal keys after equal keys mean equal inputs: token ids, and for a placeholder its media item
+    (by content) and place in it."""
+    positions: np.ndarray
+    """float32 [3, n_tokens]."""
+    start: np.ndarray
+    """int64 [n_samples + 1]."""
+    n_inputs: np.ndarray
+    """int64 [n_samples], leading tokens that are inputs: what comes before the last trained token."""
+    trained: Trained
+    media: tuple[MediaFeatures, ...]
+    """Each distinct item once."""
+    vocab_size: int
+    """Keys from here on are placeholders: `vocab_size + item * MEDIA_SPAN + place`."""
+    routes: tuple[np.ndarray | None, ...] = ()
+    """Per sample int32 [n, layers, top_k], -1 where the trainer chooses; empty without route replay."""
+
+    def __len__(self) -> int:
+        return len(self.n_inputs)
+
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens of the rectangle that right padding would have made."""
+        return len(self) * int(self.n_inputs.max(initial=0))
+
+
+def read_features(samples: Sequence[Sample], processor: Processor, read: ReadMedia) -> dict[str, MediaFeatures]:
+    """Features of each distinct media item, by sha256.
+
+    Raises:
+        MediaError: an item is damaged.
+        TokenError: the model does not take its kind.
+    """
+    features: dict[str, MediaFeatures] = {}
+    for ref in chain.from_iterable(sample.media for sample in samples):
+        if ref.sha256 not in features:
+            data = b"" if processor.has_features(ref.sha256) else read(ref)
+            features[ref.sha256] = processor.features(data, ref.sha256, ref.kind)
+    return features
+
+
+def make_batch(
+    samples: Sequence[Sample],
+    processor: Processor,
+    features: dict[str, MediaFeatures],
+    routes: Sequence[np.ndarray | None] = (),
+) -> Batch:
+    """Lay out samples as flat arrays and check that tokens and media fit together.
+
+    Args:
+        samples: each with at least one token of loss mask 1, none of them the first token.
+        processor: of the model.
+        features: by sha256, of all media of the samples.
+        routes: per sample, for route replay.
+
+    Raises:
+        TokenError: placeholders and media differ, a trained token has nothing before it or is one that cannot be sampled.
+    """
+    lengths = np.fromiter((len(s.ids) for s in samples), np.int64, len(samples))
+    start = np.concatenate([[0], np.cumsum(lengths)])
+    total = int(start[-1])
+
+    def flat(name: str, dtype: Any) -> np.ndarray:
+        return np.fromiter(chain.from_iterable(getattr(s, name) for s in samples), dtype, total)
+
+    ids = flat("ids", np.int64)
+    where = np.flatnonzero(flat("loss_mask", np.int64))
+    owner = np.repeat(np.arange(len(samples)), lengths)[where]
+    trained = Trained(
+        sample=owner,
+        at=where - start[owner],
+        target=ids[where],
+        logprob=flat("logprobs", np.float64)[where],
+        version=flat("versions", np.int64)[where],
+        turn=flat("turn", np.int64)[where],
+    )
+    n_inputs = np.zeros(len(samples), np.int64)
+    n_inputs[trained.sample] = trained.at  # ascending within a sample, so the last one stays
+    _check_trained(trained, n_inputs, processor)
+    keys, media = _keys(samples, ids, start, processor, features)
+    positions = _positions(samples, keys, ids, start, processor, features)
+    return Batch(ids, keys, positions, start, n_inputs, trained, media, processor.vocab_size, tuple(routes))
+
+
+def _check_trained(trained: Trained, n_inputs: np.ndarray, processor: Processor) -> None:
+    if not n_inputs.all():
+        raise TokenError(f"sample {int(np.argmin(n_inputs))} has no trained token with another token before it")
+    if (trained.at == 0).any():
+        raise TokenError(f"sample {int(trained.sample[trained.at == 0][0])}: its first token has loss mask 1, so nothing predicts it")
+    banned = np.isin(trained.target, processor.banned_ids)
+    if banned.any():
+        raise TokenError(f"{int(banned.sum())} trained tokens are ones that must never be sampled: {np.unique(trained.target[banned])}")
+    if not np.isfinite(trained.logprob).all():
+        raise TokenError(f"{int((~np.isfinite(trained.logprob)).sum())} trained tokens have a logprob that is not finite")
+
+
+def _keys(
+    samples: Sequence[Sample], ids: np.ndarray, start: np.ndarray, processor: Processor, features: dict[str, MediaFeatures]
+) -> tuple[np.ndarray, tuple[MediaFeatures, ...]]:
+    """Keys of all tokens, and the distinct media items in the order of their numbers."""
+    number: dict[str, int] = {}
+    media: list[MediaFeatures] = []
+    for ref in chain.from_iterable(s.media for s in samples):
+        if ref.sha256 not in number:
+            number[ref.sha256] = len(media)
+            media.append(features[ref.sha256])
+    placeholders = np.flatnonzero(np.isin(ids, list(processor.placeholder_ids.values())))
+    counts = np.diff(np.searchsorted(placeholders, start))
+    known: dict[tuple[str, ...], np.ndarray] = {}
+    wanted: list[np.ndarray] = []
+    for i, sample in enumerate(samples):
+        names = tuple(ref.sha256 for ref in sample.media)
+        if names not in known:
+            spans = [number[n] * MEDIA_SPAN + np.arange(features[n].n_tokens) for n in names]
+            known[names] = np.concatenate(spans) if spans else np.zeros(0, np.int64)
+        if len(known[names]) != counts[i]:
+            raise TokenError(
+                f"sample {i}: {counts[i]} media placeholders, but its {len(names)} media items have {len(known[names])} embeddings"
+            )
+        wanted.append(known[names])
+    keys = ids.copy()
+    if len(placeholders):
+        rows = np.concatenate(wanted)
+        kinds = np.array([processor.placeholder_ids[m.kind] for m in media])
+        wrong = kinds[rows // MEDIA_SPAN] != ids[placeholders]
+        if wrong.any():
+            sample = int(np.searchsorted(start, placeholders[wrong][0], "right") - 1)
+            raise TokenError(f"sample {sample}: {int(wrong.sum())} placeholders are of another kind than the media in their places")
+        keys[placeholders] = processor.vocab_size + rows
+    return keys, tuple(media)
+
+
+def _positions(
+    samples: Sequence[Sample],
+    keys: np.ndarray,
+    ids: np.ndarray,
+    start: np.ndarray,
+    processor: Processor,
+    features: dict[str, MediaFeatures],
+) -> np.ndarray:
+    """Positions of all tokens. Up to the last placeholder they come from the processor, once per distinct beginning; text
+    after it counts on from the largest coordinate."""
+    out = np.empty((3, len(ids)), np.float32)
+    known: dict[bytes, np.ndarray] = {}
+    is_media = keys >= processor.vocab_size
+    for i, sample in enumerate(samples):
+        a, b = int(start[i]), int(start[i + 1])
+        if not sample.media:
+            out[:, a:b] = np.arange(b - a)
+            continue
+        cut = b - int(np.argmax(is_media[a:b][::-1]))
+        name = keys[a:cut].tobytes()
+        if name not in known:
+            known[name] = processor.positions(ids[a:cut].tolist(), [features[ref.sha256] for ref in sample.media])
+        begin = known[name]
+        out[:, a:cut] = begin
+        out[:, cut:b] = float(begin.max()) + 1 + np.arange(b - cut)
+    return out
