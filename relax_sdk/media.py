@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import tempfile
+import threading
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from relax_sdk.decoding import SAMPLING_RATE, decode_audio, decode_image, decode_video
 from relax_sdk.errors import MediaError
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from PIL import Image as PILImage
 
 Kind = Literal["image", "audio", "video"]
-
-SAMPLING_RATE = 16_000
-"""Every sound is decoded to this rate, in Hz, mono."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,9 @@ class MediaLimits:
     max_seconds: float = 600.0
     """Duration of a sound or video."""
     max_frames: int = 18_000
+    """Frames of a video."""
+    max_samples: int = 120_000_000
+    """Samples of a sound, all channels together."""
 
 
 LIMITS = MediaLimits()
@@ -111,13 +112,16 @@ class Media:
         """The encoded bytes.
 
         Raises:
-            MediaError: this part carries only a reference, or its file changed since it was hashed.
+            MediaError: this part carries only a reference, or its file is gone or has changed since it was hashed.
         """
         if self._data is not None:
             return self._data
         if self._path is None:
             raise MediaError(f"{self.kind} {self.ref.sha256[:12]} carries no bytes; read it from the store that holds it")
-        data = Path(self._path).read_bytes()
+        try:
+            data = Path(self._path).read_bytes()
+        except OSError as error:
+            raise MediaError(f"{self._path}: cannot be read ({error.strerror})") from error
         if hashlib.sha256(data).hexdigest() != self.ref.sha256:
             raise MediaError(f"{self._path}: changed after it was first read")
         return data
@@ -151,7 +155,8 @@ class Image(Media):
         """
         from PIL import Image as PILImage
 
-        if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (3, 4)):
+        shape_ok = pixels.ndim in (2, 3) and pixels.size > 0 and (pixels.ndim == 2 or pixels.shape[2] in (3, 4))
+        if pixels.dtype != np.uint8 or not shape_ok:
             raise MediaError(f"Image.from_array wants uint8 [height, width(, 3 or 4)], got {pixels.dtype} {list(pixels.shape)}")
         return cls.from_pil(PILImage.fromarray(pixels))
 
@@ -185,7 +190,7 @@ class Audio(Media):
             sampling_rate: Hz.
 
         Raises:
-            MediaError: empty, not finite, wrong shape.
+            MediaError: empty, not finite, wrong shape, or a sampling rate or number of channels that WAV cannot hold.
         """
         import soundfile
 
@@ -197,10 +202,12 @@ class Audio(Media):
         if not np.isfinite(wave).all():
             raise MediaError(f"Audio.from_array: {int((~np.isfinite(wave)).sum())} of {wave.size} samples are NaN or infinite")
         buffer = io.BytesIO()
-        if np.abs(wave).max() <= 1.0:
-            soundfile.write(buffer, wave, sampling_rate, format="WAV", subtype="PCM_16")
-        else:
-            soundfile.write(buffer, wave.astype(np.float32), sampling_rate, format="WAV", subtype="FLOAT")
+        subtype = "PCM_16" if np.abs(wave).max() <= 1.0 else "FLOAT"
+        try:
+            soundfile.write(buffer, wave.astype(np.float32), sampling_rate, format="WAV", subtype=subtype)
+        except (soundfile.SoundFileError, TypeError, ValueError, OverflowError) as error:
+            shape = f"{list(wave.shape)} at {sampling_rate!r} Hz"
+            raise MediaError(f"Audio.from_array: samples {shape} cannot be written as WAV ({error})") from error
         return cls.from_bytes(buffer.getvalue())
 
     def _repr_html_(self) -> str:
@@ -222,25 +229,31 @@ class Video(Media):
             fps: frames per second.
 
         Raises:
-            MediaError: wrong dtype or shape, or too large.
+            MediaError: wrong dtype or shape, too large, or a frame rate that is not above 0.
         """
         import av
+        from av.error import FFmpegError
 
-        if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or frames.shape[0] == 0:
+        if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or frames.size == 0:
             raise MediaError(
                 f"Video.from_array wants uint8 [n_frames, height, width, 3], got {frames.dtype} {list(frames.shape)}"
             )
+        if not 0 < fps <= 1000:
+            raise MediaError(f"Video.from_array: fps = {fps!r}; allowed: above 0, at most 1000")
         if frames.shape[1] % 2 or frames.shape[2] % 2:
             raise MediaError(f"Video.from_array wants even height and width, got {frames.shape[1]}x{frames.shape[2]}")
         buffer = io.BytesIO()
-        with av.open(buffer, "w", format="mp4") as container:
-            stream: Any = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
-            stream.height, stream.width, stream.pix_fmt = frames.shape[1], frames.shape[2], "yuv420p"
-            stream.thread_count = 1
-            stream.options = {"crf": "10", "preset": "veryfast", "tune": "zerolatency"}
-            for pixels in frames:
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")))
-            container.mux(stream.encode())
+        try:
+            with av.open(buffer, "w", format="mp4") as container:
+                stream: Any = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
+                stream.height, stream.width, stream.pix_fmt = frames.shape[1], frames.shape[2], "yuv420p"
+                stream.thread_count = 1
+                stream.options = {"crf": "10", "preset": "veryfast", "tune": "zerolatency"}
+                for pixels in frames:
+                    container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")))
+                container.mux(stream.encode())
+        except (FFmpegError, ValueError, OverflowError, ZeroDivisionError) as error:
+            raise MediaError(f"Video.from_array: {list(frames.shape)} at {fps!r} fps cannot be encoded ({error})") from error
         return cls.from_bytes(buffer.getvalue())
 
     def _repr_html_(self) -> str:
@@ -251,8 +264,18 @@ PARTS: dict[str, type[Media]] = {"image": Image, "audio": Audio, "video": Video}
 
 
 def from_ref(ref: MediaRef, data: bytes | None = None) -> Media:
-    """The part of the right class for a reference, with or without its bytes."""
-    return PARTS[ref.kind](ref, data)
+    """The part of the right class for a reference, with or without its bytes.
+
+    Raises:
+        MediaError: the reference is not to an image, sound or video.
+    """
+    return _part_class(ref)(ref, data)
+
+
+def _part_class(ref: MediaRef) -> type[Media]:
+    if ref.kind not in PARTS:
+        raise MediaError(f"{ref.sha256[:12]} is {ref.mime!r}, not an image, audio or video")
+    return PARTS[ref.kind]
 
 
 # --------------------------------------------------------------------------------------------------------------- store
@@ -272,19 +295,22 @@ class MediaStore:
         """Write the bytes if they are not yet here, after decoding them once to be sure they are whole.
 
         Raises:
-            MediaError: damaged, or the folder cannot be written.
+            MediaError: damaged, not what its hash says, or the folder cannot be written.
         """
         path = self.path(media.ref)
         if path.exists():
             return media.ref
         data = media.bytes()
+        if hashlib.sha256(data).hexdigest() != media.ref.sha256:
+            raise MediaError(f"{media.kind}: its bytes do not have the sha256 {media.ref.sha256[:12]}… that it claims")
         verify(data, media.ref)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
         try:
             path.parent.mkdir(exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as temporary:
-                temporary.write(data)
-            os.replace(temporary.name, path)
+            temporary.write_bytes(data)
+            os.replace(temporary, path)
         except OSError as error:
+            temporary.unlink(missing_ok=True)
             raise MediaError(f"media folder {self.root} cannot be written ({error.strerror})") from error
         return media.ref
 
@@ -307,7 +333,7 @@ class MediaStore:
 
     def load(self, ref: MediaRef) -> Media:
         """A part that reads its bytes from this store."""
-        return PARTS[ref.kind](ref, None, str(self.path(ref)))
+        return _part_class(ref)(ref, None, str(self.path(ref)))
 
 
 # ------------------------------------------------------------------------------------------------------------- probing
@@ -350,6 +376,10 @@ def _probe_audio(data: bytes, limits: MediaLimits) -> dict[str, Any]:
         raise MediaError("the sound holds a header but no samples")
     if info.duration > limits.max_seconds:
         raise MediaError(f"sound of {info.duration:.1f} s, more than the limit of {limits.max_seconds:g} s")
+    if info.frames * info.channels > limits.max_samples:
+        raise MediaError(
+            f"sound of {info.frames:,} samples in {info.channels} channels, more than the limit of {limits.max_samples:,}"
+        )
     mime = {"WAV": "audio/wav", "FLAC": "audio/flac", "OGG": "audio/ogg", "MP3": "audio/mpeg"}.get(info.format, "audio/unknown")
     return dict(mime=mime, duration=info.duration, sampling_rate=info.samplerate)
 
@@ -358,13 +388,14 @@ def _probe_video(data: bytes, limits: MediaLimits) -> dict[str, Any]:
     import av
 
     try:
-        with av.open(io.BytesIO(data)) as container:
+        with av.open(io.BytesIO(data), "r") as container:
             if not container.streams.video:
                 raise MediaError("the file holds no video stream")
             stream = container.streams.video[0]
             width, height = stream.codec_context.width, stream.codec_context.height
             fps = float(stream.average_rate or 0) or None
             duration = container.duration / av.time_base if container.duration else None
+            frames = stream.frames or int((duration or 0) * (fps or 0))
             mime = "video/webm" if "webm" in container.format.name else "video/mp4"
     except MediaError:
         raise
@@ -373,6 +404,8 @@ def _probe_video(data: bytes, limits: MediaLimits) -> dict[str, Any]:
     _check_pixels("video frame", width, height, limits)
     if duration is not None and duration > limits.max_seconds:
         raise MediaError(f"video of {duration:.1f} s, more than the limit of {limits.max_seconds:g} s")
+    if frames > limits.max_frames:
+        raise MediaError(f"video of {frames:,} frames, more than the limit of {limits.max_frames:,}")
     return dict(mime=mime, width=width, height=height, duration=duration, fps=fps)
 
 
@@ -395,104 +428,6 @@ def verify(data: bytes, ref: MediaRef) -> None:
         decode_audio(data)
     else:
         decode_video(data, max_frames=8)
-
-
-# ------------------------------------------------------------------------------------------------------------ decoding
-# A decoder is opened, used and closed in one call: a shared or forked one hangs or crashes.
-
-
-def decode_image(data: bytes) -> np.ndarray:
-    """Pixels as uint8 [height, width, 3].
-
-    Raises:
-        MediaError: damaged or truncated.
-    """
-    from PIL import Image as PILImage
-
-    try:
-        with PILImage.open(io.BytesIO(data)) as image:
-            return np.asarray(image.convert("RGB"))
-    except Exception as error:
-        raise MediaError(f"damaged image ({error})") from error
-
-
-def decode_audio(data: bytes, sampling_rate: int = SAMPLING_RATE) -> np.ndarray:
-    """Samples as float32 [n], mono, at `sampling_rate` Hz.
-
-    Raises:
-        MediaError: damaged, empty, shorter than its header says, or not finite.
-    """
-    import soundfile
-
-    try:
-        with soundfile.SoundFile(io.BytesIO(data)) as sound:
-            stated, rate = sound.frames, sound.samplerate
-            wave = sound.read(dtype="float32", always_2d=True)
-    except Exception as error:
-        raise MediaError(f"damaged sound ({error})") from error
-    if len(wave) == 0:
-        raise MediaError("the sound holds no samples")
-    if len(wave) < stated * 0.99:
-        raise MediaError(f"truncated sound: {len(wave)} of {stated} samples could be read")
-    if not np.isfinite(wave).all():
-        raise MediaError(f"the sound holds {int((~np.isfinite(wave)).sum())} samples that are NaN or infinite")
-    mono = wave.mean(axis=1) if wave.shape[1] > 1 else wave[:, 0]
-    if rate != sampling_rate:
-        import soxr
-
-        mono = soxr.resample(mono, rate, sampling_rate)
-    return np.ascontiguousarray(mono, dtype=np.float32)
-
-
-def decode_video(data: bytes, max_frames: int = 16) -> tuple[np.ndarray, float]:
-    """Frames spread evenly over the video, first and last among them.
-
-    Returns:
-        uint8 [n, height, width, 3] with n ≤ max_frames, and the frames per second of the returned frames.
-
-    Raises:
-        MediaError: damaged or truncated.
-    """
-    try:
-        frames, count, fps = _decode_decord(data, max_frames)
-    except Exception:
-        frames, count, fps = _decode_pyav(data, max_frames)
-    return frames, (fps or 1.0) * len(frames) / count
-
-
-def _spread(count: int, max_frames: int) -> np.ndarray:
-    return np.linspace(0, count - 1, min(count, max_frames)).round().astype(int)
-
-
-def _decode_decord(data: bytes, max_frames: int) -> tuple[np.ndarray, int, float]:
-    import decord
-
-    reader = decord.VideoReader(io.BytesIO(data), num_threads=1)
-    count = len(reader)
-    return reader.get_batch(_spread(count, max_frames)).asnumpy(), count, float(reader.get_avg_fps())
-
-
-def _decode_pyav(data: bytes, max_frames: int) -> tuple[np.ndarray, int, float]:
-    """The fallback for containers that decord cannot open, and the one whose errors are told."""
-    import av
-
-    try:
-        with av.open(io.BytesIO(data)) as container:
-            if not container.streams.video:
-                raise MediaError("the file holds no video stream")
-            stream = container.streams.video[0]
-            stream.thread_count = 1
-            stated, fps = stream.frames, float(stream.average_rate or 0)
-            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
-    except MediaError:
-        raise
-    except Exception as error:
-        raise MediaError(f"damaged video ({error})") from error
-    if not frames:
-        raise MediaError("no frame of the video could be decoded")
-    if stated and len(frames) < stated:
-        raise MediaError(f"truncated video: {len(frames)} of {stated} frames could be decoded")
-    return np.stack([frames[i] for i in _spread(len(frames), max_frames)]), len(frames), fps
 
 
 _EXTENSIONS = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from relax_sdk.errors import EnvError, MediaError
-from relax_sdk.media import Audio, Image, Media, MediaRef, Video, from_ref
+from relax_sdk.media import PARTS, Audio, Image, Media, MediaRef, Video, from_ref
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -88,18 +88,20 @@ class Message:
             media: references by sha256.
 
         Raises:
-            EnvError: not a chat message.
+            EnvError: not a chat message; arguments of a tool call that are not JSON are the model's mistake and become
+                `ToolCall.error`.
             MediaError: a remote URL (never fetched), unknown reference or damaged data.
         """
         role = message.get("role")
         if role not in ("system", "user", "assistant", "tool"):
             raise EnvError(f"a message's role must be system, user, assistant or tool, got {role!r}")
         content = message.get("content") or ()
-        parts = (Text(content),) if isinstance(content, str) else tuple(_part_from_openai(p, media or {}) for p in content)
-        calls = tuple(
-            ToolCall(call.get("id", ""), call["function"]["name"], json.loads(call["function"].get("arguments") or "{}"))
-            for call in message.get("tool_calls") or ()
-        )
+        if isinstance(content, str):
+            content = ({"type": "text", "text": content},)
+        if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
+            raise EnvError(f"a message's content must be a string or a list of parts, got {content!r:.80}")
+        parts = tuple(_part_from_openai(part, media or {}) for part in content)
+        calls = tuple(_call_from_openai(call) for call in message.get("tool_calls") or ())
         kind = AssistantMessage if role == "assistant" else Message
         return kind(role=role, content=parts, tool_calls=calls, tool_call_id=message.get("tool_call_id"))
 
@@ -134,6 +136,10 @@ def as_messages(observation: Any, role: Role = "user") -> list[Message]:
     """
     if observation is None:
         return []
+    if isinstance(observation, (bytes, bytearray, memoryview)):
+        raise EnvError(
+            "an observation must be a string, part, message or list of these, got bytes; use Image.from_bytes or alike"
+        )
     if isinstance(observation, (str, Text, Media, Message, Mapping)):
         observation = [observation]
     if not isinstance(observation, Iterable):
@@ -172,22 +178,50 @@ def _part_to_openai(part: Part, url: MediaForm) -> dict[str, Any]:
 
 def _part_from_openai(part: Mapping[str, Any], media: Mapping[str, MediaRef]) -> Part:
     kind = part.get("type")
-    if kind == "text":
-        return Text(part["text"])
-    if kind == "input_audio":
-        return Audio.from_bytes(_base64(part["input_audio"]["data"]))
-    classes: dict[str, type[Media]] = {"image_url": Image, "audio_url": Audio, "video_url": Video}
-    if kind not in classes:
-        raise EnvError(f"a part's type must be text, image_url, audio_url, video_url or input_audio, got {kind!r}")
-    url = part[kind]["url"] if isinstance(part[kind], Mapping) else part[kind]
+    try:
+        if kind == "text":
+            return Text(_string(part["text"]))
+        if kind == "input_audio":
+            return Audio.from_bytes(_base64(_string(part["input_audio"]["data"])))
+        if kind not in ("image_url", "audio_url", "video_url"):
+            raise EnvError(f"a part's type must be text, image_url, audio_url, video_url or input_audio, got {kind!r}")
+        url = _string(part[kind]["url"] if isinstance(part[kind], Mapping) else part[kind])
+    except (LookupError, TypeError) as error:
+        raise EnvError(f"a part of type {kind!r} is incomplete: {dict(part)!r:.120}") from error
+    cls = PARTS[kind.removesuffix("_url")]
     if url.startswith(MEDIA_SCHEME):
         ref = media.get(url[len(MEDIA_SCHEME) :])
         if ref is None:
             raise MediaError(f"{url}: no such media here")
+        if ref.kind != cls.kind:
+            raise MediaError(f"{url}: is {ref.mime}, but stands in an {kind}")
         return from_ref(ref)  # type: ignore[return-value]
     if url.startswith("data:"):
-        return classes[kind].from_bytes(_base64(url.split(",", 1)[1]))  # type: ignore[return-value]
+        form, comma, data = url.partition(",")
+        if not comma or not form.endswith(";base64"):
+            raise MediaError(f"{url[:40]}: a data URI must read data:<mime>;base64,<data>")
+        return cls.from_bytes(_base64(data))  # type: ignore[return-value]
     raise MediaError(f"{url[:80]}: remote media are not fetched; send the bytes as a data URI")
+
+
+def _call_from_openai(call: Any) -> ToolCall:
+    try:
+        id, name, text = call.get("id") or "", _string(call["function"]["name"]), call["function"].get("arguments") or "{}"
+    except (LookupError, TypeError, AttributeError) as error:
+        raise EnvError(f"a tool call needs function.name and function.arguments, got {call!r:.120}") from error
+    try:
+        arguments = json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError) as error:
+        return ToolCall(id, name, {}, error=f"the arguments of {name} are not JSON ({error})")
+    if not isinstance(arguments, Mapping):
+        return ToolCall(id, name, {}, error=f"the arguments of {name} must be a JSON object, got {text!r:.80}")
+    return ToolCall(id, name, dict(arguments))
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a string, got {type(value).__name__}")
+    return value
 
 
 def _base64(text: str) -> bytes:
@@ -196,5 +230,5 @@ def _base64(text: str) -> bytes:
 
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
+    except (binascii.Error, ValueError) as error:
         raise MediaError(f"media data are not valid base64 ({error})") from error
