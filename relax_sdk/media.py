@@ -396,7 +396,11 @@ def _probe_video(data: bytes, limits: MediaLimits) -> dict[str, Any]:
             fps = float(stream.average_rate or 0) or None
             duration = container.duration / av.time_base if container.duration else None
             frames = stream.frames or int((duration or 0) * (fps or 0))
-            mime = "video/webm" if "webm" in container.format.name else "video/mp4"
+            mime = _VIDEO_FORMATS.get(container.format.name)
+            if mime is None:
+                raise MediaError(
+                    f"not a video but {container.format.long_name}; containers read: MP4, WebM, Matroska, AVI, GIF"
+                )
     except MediaError:
         raise
     except Exception as error:
@@ -430,6 +434,14 @@ def verify(data: bytes, ref: MediaRef) -> None:
         decode_video(data, max_frames=8)
 
 
+_VIDEO_FORMATS = {
+    "mov,mp4,m4a,3gp,3g2,mj2": "video/mp4",
+    "matroska,webm": "video/webm",
+    "avi": "video/x-msvideo",
+    "gif": "video/gif",
+}
+"""MIME type by the name FFmpeg gives the container."""
+
 _EXTENSIONS = {
     "image/png": ".png",
     "image/jpeg": ".jpg",
@@ -441,4 +453,6 @@ _EXTENSIONS = {
     "audio/mpeg": ".mp3",
     "video/mp4": ".mp4",
     "video/webm": ".webm",
+    "video/x-msvideo": ".avi",
+    "video/gif": ".gif",
 }
