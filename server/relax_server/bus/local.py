@@ -24,7 +24,7 @@ class LocalBus:
         """Consume the train groups of `run`.
 
         Args:
-            journal: where the groups are; closed with the bus.
+            journal: where the groups are; whoever opened it closes it.
             run: the run's id.
             consumer: a name that the trainer keeps when it restarts, so that `restore` finds its leases.
             ttl: seconds a lease lasts without `renew`.
@@ -91,9 +91,8 @@ class LocalBus:
                 )
 
     def close(self) -> None:
-        """See `Bus.close`."""
+        """See `Bus.close`; a `take` that waits in another thread raises."""
         self._closed.set()
-        self.journal.close()
 
     def _lease(self, n: int, version: int, max_staleness: int) -> LeaseResult:
         if self._closed.is_set():

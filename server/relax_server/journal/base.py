@@ -75,7 +75,8 @@ class Journal(Protocol):
 
     Leases end by wall time, and wall time jumps. Set back, no lease lasts longer than its `ttl` from the next `lease` call
     on. Set forward, leases end early: another consumer may take the groups, and then the ack of the one that had them is
-    refused. A consumer's own leases never come back to it by time, only by `restore`.
+    refused. A consumer's own leases never come back to it by time, only by `restore`, or when it opens the journal anew
+    and they end: a consumer that lives is never served a group twice.
     """
 
     def commit(self, group: Group, run: str, split: str = "train") -> bool:
@@ -103,9 +104,9 @@ class Journal(Protocol):
         ...
 
     def renew(self, run: str, consumer: str, ttl: float) -> int:
-        """Extend all leases of a consumer to `ttl` seconds from now; returns how many it still holds.
+        """Extend all leases that a consumer took since the journal was opened; returns how many it still holds.
 
-        A lease that ended is still held while no other consumer took it.
+        They end `ttl` seconds from now. A lease that ended is still held while no other consumer took it.
         """
         ...
 

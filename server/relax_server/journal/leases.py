@@ -21,23 +21,29 @@ class Claim:
 
     run: str
     consumer: str
+    session: str
+    """One opening of the journal; a consumer that died and came back has another."""
     now: float
     """Unix seconds."""
     oldest: int
     """The smallest `version_min` that is fresh enough."""
 
     def binds(self) -> dict[str, Any]:
-        return {"the_run": self.run, "me": self.consumer, "now": self.now, "oldest": self.oldest}
+        return {"the_run": self.run, "me": self.consumer, "here": self.session, "now": self.now, "oldest": self.oldest}
 
 
 _g = groups.c
 _ready = and_(_g.run == bindparam("the_run"), _g.state == GroupState.READY)
 _leased = and_(_g.run == bindparam("the_run"), _g.state == GroupState.LEASED)
-_lapsed = and_(_leased, _g.lease_expires <= bindparam("now"), _g.consumer != bindparam("me"))
-"""Leases of others that ended. One's own are not among them: only `restore` gives those back, so no clock serves them twice."""
+_elsewhere = or_(_g.consumer != bindparam("me"), _g.session != bindparam("here"))
+_lapsed = and_(_leased, _g.lease_expires <= bindparam("now"), _elsewhere)
+"""Leases that ended. One's own of this session are not among them: its holder lives, and no clock may serve it twice."""
 _overlong = and_(_leased, _g.lease_expires > bindparam("now") + _g.lease_ttl)
 """Leases that end later than a lease granted now would: the clock was set back."""
 _too_old = _g.version_min < bindparam("oldest")
+
+_NO_LEASE = {"consumer": None, "session": None, "lease_expires": None, "lease_ttl": None}
+_FREE = _NO_LEASE | {"state": GroupState.READY, "checkpoint": None}
 
 
 def _count(condition: Any) -> Any:
@@ -50,7 +56,7 @@ _PROBE = select(
     or_(exists().where(and_(_ready, _too_old)), exists().where(and_(_lapsed, _too_old)), exists().where(_overlong)),
 )
 _SHORTEN = update(groups).where(_overlong).values(lease_expires=bindparam("now") + _g.lease_ttl)
-_DROP = update(groups).where(or_(_ready, _lapsed), _too_old).values(state=GroupState.STALE, consumer=None, lease_expires=None)
+_DROP = update(groups).where(or_(_ready, _lapsed), _too_old).values(_NO_LEASE | {"state": GroupState.STALE})
 _OLDEST_READY, _OLDEST_LAPSED = (
     select(_g.seq).where(condition).order_by(_g.seq).limit(bindparam("n")) for condition in (_ready, _lapsed)
 )
@@ -80,7 +86,13 @@ def take(connection: Connection, claim: Claim, n: int, ttl: float) -> tuple[list
         connection.execute(
             update(groups)
             .where(_g.seq.in_(part))
-            .values(state=GroupState.LEASED, consumer=claim.consumer, lease_expires=claim.now + ttl, lease_ttl=ttl)
+            .values(
+                state=GroupState.LEASED,
+                consumer=claim.consumer,
+                session=claim.session,
+                lease_expires=claim.now + ttl,
+                lease_ttl=ttl,
+            )
         )
     query = select(_g.id, _g.version_min, payloads.c.data).join(payloads, payloads.c.seq == _g.seq).order_by(_g.seq)
     return [row for part in _chunks(free) for row in connection.execute(query.where(_g.seq.in_(part)))], dropped
@@ -93,9 +105,9 @@ def give_back(connection: Connection, ids: Sequence[str], consumer: str) -> None
         connection.execute(update(groups).where(held).values(**_FREE))
 
 
-def renew(connection: Connection, run: str, consumer: str, now: float, ttl: float) -> int:
-    """Extend the leases of `consumer`, also those that ended and that nobody took; returns how many."""
-    held = and_(_g.run == run, _g.state == GroupState.LEASED, _g.consumer == consumer)
+def renew(connection: Connection, run: str, consumer: str, session: str, now: float, ttl: float) -> int:
+    """Extend the leases that `consumer` took in `session`, also those that ended and that nobody took; returns how many."""
+    held = and_(_g.run == run, _g.state == GroupState.LEASED, _g.consumer == consumer, _g.session == session)
     return connection.execute(update(groups).where(held).values(lease_expires=now + ttl, lease_ttl=ttl)).rowcount
 
 
@@ -143,9 +155,6 @@ def count(connection: Connection, run: str, now: float) -> dict[GroupState, int]
         found[GroupState.LEASED] -= ended
         found[GroupState.READY] = found.get(GroupState.READY, 0) + ended
     return found
-
-
-_FREE = {"state": GroupState.READY, "consumer": None, "lease_expires": None, "lease_ttl": None, "checkpoint": None}
 
 
 def _whose(row: Any) -> str:

@@ -50,6 +50,7 @@ groups = Table(
     Column("version_min", BigInteger, nullable=False),
     Column("version_max", BigInteger, nullable=False),
     Column("consumer", String),  # who leased it last
+    Column("session", String),  # which opening of the journal it was leased through
     Column("lease_expires", Double),  # Unix seconds
     Column("lease_ttl", Double),  # seconds
     Column("checkpoint", BigInteger),  # the one that contains it, once acked

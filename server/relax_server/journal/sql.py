@@ -6,6 +6,7 @@ import json
 import math
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,7 @@ class SqlJournal:
         self._clock = clock
         self._known_runs: set[str] = set()
         self._writing = threading.Lock()  # threads queue here, fairly, instead of polling SQLite's lock
+        self._session = uuid.uuid4().hex
         self._closed = False
         self.engine: Engine = sqlite.connect(path, busy_timeout)
         try:
@@ -94,7 +96,7 @@ class SqlJournal:
         if n < 1 or max_staleness < 0 or not 0 < ttl < math.inf:
             given = f"lease(n={n}, max_staleness={max_staleness}, ttl={ttl})"
             raise ConfigError(f"{given}; allowed: n 1 or more, max_staleness 0 or more, ttl above 0 seconds")
-        claim = leases.Claim(run, consumer, self._clock(), version - max_staleness)
+        claim = leases.Claim(run, consumer, self._session, self._clock(), version - max_staleness)
         with self._read("lease groups") as connection:
             if not leases.anything_to_do(connection, claim, n):
                 return LeaseResult([], 0)
@@ -113,7 +115,7 @@ class SqlJournal:
         if not 0 < ttl < math.inf:
             raise ConfigError(f"renew(ttl={ttl}); allowed: above 0 seconds")
         with self._write("renew leases") as connection:
-            return leases.renew(connection, run, consumer, self._clock(), ttl)
+            return leases.renew(connection, run, consumer, self._session, self._clock(), ttl)
 
     def ack(self, group_ids: Sequence[str], run: str, consumer: str, checkpoint: int) -> int:
         """See `Journal.ack`."""

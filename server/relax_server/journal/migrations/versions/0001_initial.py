@@ -27,6 +27,7 @@ def upgrade() -> None:
         sa.Column("version_min", sa.BigInteger, nullable=False),
         sa.Column("version_max", sa.BigInteger, nullable=False),
         sa.Column("consumer", sa.String),
+        sa.Column("session", sa.String),
         sa.Column("lease_expires", sa.Double),
         sa.Column("lease_ttl", sa.Double),
         sa.Column("checkpoint", sa.BigInteger),
