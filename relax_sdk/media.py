@@ -398,9 +398,7 @@ def _probe_video(data: bytes, limits: MediaLimits) -> dict[str, Any]:
             frames = stream.frames or int((duration or 0) * (fps or 0))
             mime = _VIDEO_FORMATS.get(container.format.name)
             if mime is None:
-                raise MediaError(
-                    f"not a video but {container.format.long_name}; containers read: MP4, WebM, Matroska, AVI, GIF"
-                )
+                raise MediaError(f"not a video but {container.format.long_name}; allowed: MP4, WebM, Matroska, AVI, GIF")
     except MediaError:
         raise
     except Exception as error:
