@@ -11,6 +11,7 @@ import torch
 from relax_server.training.megatron import folder, hf
 from relax_server.training.megatron.config import OMNI_TYPE, transformer_config
 from relax_server.training.megatron.omni import OmniModel
+from relax_server.training.megatron.routes import replay_partially
 from relax_server.training.megatron.text import TextModel
 
 
@@ -38,7 +39,9 @@ def build_model(hf_config: Any, *, dtype: torch.dtype, device: torch.device, rec
     RouterReplay.clear_global_router_replay_instances()
     config = transformer_config(hf_config, dtype=dtype, recompute=recompute, replay_routes=replay_routes)
     kind = OmniModel if hf_config.model_type == OMNI_TYPE else TextModel
-    return kind(config, hf_config, device).to(device)
+    model = kind(config, hf_config, device).to(device)
+    replay_partially(model)
+    return model
 
 
 def load_model(

@@ -23,13 +23,20 @@ def free_port(host: str = "127.0.0.1") -> int:
         return probe.getsockname()[1]
 
 
-def initialize(*, seed: int, rank: int = 0, world_size: int = 1, port: int | None = None, host: str = "127.0.0.1") -> None:
+def initialize(
+    *,
+    seed: int,
+    rank: int | None = None,
+    world_size: int | None = None,
+    port: int | None = None,
+    host: str = "127.0.0.1",
+) -> None:
     """Join the data-parallel group and seed Megatron's generators; may be called again with the same shape.
 
     Args:
         seed: Of torch and of Megatron's generators.
-        rank: Of this process, 0-based.
-        world_size: Data-parallel size.
+        rank: Of this process, 0-based; None takes the group as it is, or a group of one.
+        world_size: Data-parallel size; None as above.
         port: Where rank 0 listens; needed with more than one rank.
         host: Of rank 0.
 
@@ -41,26 +48,29 @@ def initialize(*, seed: int, rank: int = 0, world_size: int = 1, port: int | Non
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
     if dist.is_initialized():
-        if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
-            raise TrainingError(
-                f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already; it cannot become {rank} of {world_size}"
-            )
+        now = (dist.get_rank(), dist.get_world_size())
+        if now != (now[0] if rank is None else rank, now[1] if world_size is None else world_size):
+            raise TrainingError(f"this process is rank {now[0]} of {now[1]} already; it cannot become {rank} of {world_size}")
     else:
-        if world_size == 1:
-            store: dist.Store = dist.HashStore()
-        elif port is None:
-            raise TrainingError(f"{world_size} ranks need a port to meet at: parallel.initialize(port=...)")
-        else:
-            store = dist.TCPStore(host, port, world_size, is_master=rank == 0, timeout=TIMEOUT)
-        backend = "gloo"
-        if torch.cuda.is_available():
-            backend = "nccl"
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
+        _join(rank or 0, world_size or 1, host, port)
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel()
     torch.manual_seed(seed)
     model_parallel_cuda_manual_seed(seed)
+
+
+def _join(rank: int, world_size: int, host: str, port: int | None) -> None:
+    if world_size == 1:
+        store: dist.Store = dist.HashStore()
+    elif port is None:
+        raise TrainingError(f"{world_size} ranks need a port to meet at: parallel.initialize(port=...)")
+    else:
+        store = dist.TCPStore(host, port, world_size, is_master=rank == 0, timeout=TIMEOUT)
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "nccl"
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
 
 
 def shutdown() -> None:
@@ -82,3 +92,23 @@ def data_parallel() -> tuple[int, int]:
 def device() -> torch.device:
     """Where tensors of this rank live."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def sum_over_ranks(values: list[float]) -> list[float]:
+    """Element-wise sum over the data-parallel ranks."""
+    return _reduce(values, dist.ReduceOp.SUM)
+
+
+def max_over_ranks(values: list[float]) -> list[float]:
+    """Element-wise maximum over the data-parallel ranks."""
+    return _reduce(values, dist.ReduceOp.MAX)
+
+
+def _reduce(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+    from megatron.core import parallel_state
+
+    if data_parallel()[1] == 1:
+        return values
+    tensor = torch.tensor(values, dtype=torch.float64, device=device())
+    dist.all_reduce(tensor, operation, group=parallel_state.get_data_parallel_group())
+    return tensor.tolist()

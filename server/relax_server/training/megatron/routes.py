@@ -1,0 +1,78 @@
+"""Rollout routing replay (R3): the trainer sends each token to the experts that the engine chose.
+
+Ma et al., "Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers", arXiv 2510.11370. Megatron's
+`RouterReplay` does the replaying; here tokens whose route is not known are left to the trainer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+
+from relax_sdk.errors import TrainingError
+from relax_sdk.trajectory import Sample, Trajectory, Turn
+
+
+class PartialReplay(RouterReplay):
+    """Replays known routes; a row of -1 takes the trainer's own choice."""
+
+    def get_replay_topk(
+        self,
+        scores: torch.Tensor,
+        topk: int,
+        num_groups: Any = None,
+        group_topk: Any = None,
+        default_compute_topk: Any = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `RouterReplay`: scores [t, experts] to probabilities and experts, both [t, topk]."""
+        if self.router_replay_action not in (RouterReplayAction.REPLAY_FORWARD, RouterReplayAction.REPLAY_BACKWARD):
+            return super().get_replay_topk(scores, topk, num_groups, group_topk, default_compute_topk)
+        again = self.router_replay_action == RouterReplayAction.REPLAY_BACKWARD
+        known = self.replay_backward_list.pop(0) if again else self.target_topk_idx
+        assert known is not None
+        _, own = default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
+        experts = torch.where(known < 0, own, known)
+        return scores.gather(1, experts), experts
+
+
+def replay_partially(model: torch.nn.Module) -> None:
+    """Let every router of a model leave unknown routes to the trainer."""
+    for module in model.modules():
+        replay = getattr(module, "router_replay", None)
+        if isinstance(replay, RouterReplay):
+            replay.__class__ = PartialReplay
+
+
+def _turn_routes(turn: Turn) -> np.ndarray | None:
+    if turn.routed_experts is None or turn.routed_shape is None:
+        return None
+    routes = np.frombuffer(turn.routed_experts, np.int32)
+    wanted = len(turn.prompt_ids) + len(turn.response_ids) - 1
+    if len(turn.routed_shape) != 3 or turn.routed_shape[0] != wanted or routes.size != int(np.prod(turn.routed_shape)):
+        raise TrainingError(f"routed experts {turn.routed_shape} ({routes.size} numbers) do not cover {wanted} tokens")
+    return routes.reshape(turn.routed_shape)
+
+
+def sample_routes(trajectory: Trajectory, sample: Sample) -> np.ndarray | None:
+    """Routes of a sample's tokens: each from the first turn that computed it.
+
+    Returns:
+        int32 [n, layers, top_k] for the first n tokens of the sample, -1 where no turn says; None where none does at all.
+
+    Raises:
+        TrainingError: recorded routes do not cover their turn.
+    """
+    out: np.ndarray | None = None
+    done = 0
+    for index in sorted({t for t in sample.turn if t >= 0}):
+        routes = _turn_routes(trajectory.turns[index])
+        if routes is None:
+            continue
+        if out is None:
+            out = np.full((len(sample.ids), *routes.shape[1:]), -1, np.int32)
+        out[done : len(routes)] = routes[done:]
+        done = len(routes)
+    return out

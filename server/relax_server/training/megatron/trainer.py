@@ -1,0 +1,122 @@
+"""Megatron's data-parallel wrapper, optimizer and schedule around one model, with forests as micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+from torch import Tensor
+
+from relax_sdk.config import OptimizerConfig
+from relax_server.training.megatron.inputs import ForestInputs
+from relax_server.training.megatron.text import TextModel
+
+Loss = Callable[[Tensor, int], tuple[Tensor, int, Any]]
+"""Logits [r, v] and the micro-batch's number, to (sum of the losses of its tokens, number of tokens, anything to return)."""
+
+
+class MegatronTrainer:
+    """One optimizer step at a time.
+
+    The loss functions return sums and counts; Megatron adds gradients and counts over micro-batches and data-parallel ranks
+    and divides once (`calculate_per_token_loss`), so that the mean is over the tokens of the global batch, however it was
+    split.
+    """
+
+    def __init__(self, model: TextModel, optimizer: OptimizerConfig, dtype: torch.dtype) -> None:
+        bf16 = dtype == torch.bfloat16
+        self.model = model
+        self.ddp = DistributedDataParallel(model.config, DistributedDataParallelConfig(grad_reduce_in_fp32=bf16), model)
+        self.ddp.broadcast_params()
+        settings = MegatronOptimizerConfig(
+            optimizer="adam",
+            lr=optimizer.lr,
+            weight_decay=optimizer.weight_decay,
+            adam_beta1=optimizer.beta1,
+            adam_beta2=optimizer.beta2,
+            adam_eps=optimizer.eps,
+            clip_grad=optimizer.clip_grad,
+            bf16=bf16,
+            params_dtype=dtype,
+        )
+        self.optimizer: Any = get_megatron_optimizer(settings, [self.ddp])
+        for group in self.optimizer.param_groups:
+            group["fused"] = True
+        config: Any = model.config
+        config.finalize_model_grads_func = finalize_model_grads
+        config.grad_scale_func = self.optimizer.scale_loss
+        self._schedule = get_forward_backward_func()
+
+    def accumulate(self, inputs: Sequence[ForestInputs], loss: Loss) -> list[Any]:
+        """Gradients of one update: forward and backward over every forest, then the mean over all tokens of all ranks.
+
+        Returns:
+            What `loss` returned beside its sums, per forest.
+        """
+        self.ddp.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        self.model.train()
+        numbers = iter(range(len(inputs)))
+
+        def forward_step(data: Iterator[int], ddp: torch.nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
+            number = next(data)
+            replay = _begin_replay(inputs[number])
+            logits = ddp(inputs[number])
+
+            def loss_function(output: Tensor) -> tuple[Tensor, Tensor, Any]:
+                total, count, rest = loss(output, number)
+                if replay:  # layers that are computed again in backward take the same routes
+                    RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_BACKWARD)
+                return total, torch.tensor(count, dtype=torch.int, device=total.device), rest
+
+            return logits, loss_function
+
+        results = self._schedule(
+            forward_step_func=forward_step,
+            data_iterator=numbers,
+            model=self.ddp,
+            num_microbatches=len(inputs),
+            seq_length=len(inputs[0].ids),
+            micro_batch_size=1,
+            forward_only=False,
+        )
+        RouterReplay.clear_global_router_replay_action()
+        return results
+
+    def step(self, lr: float) -> float:
+        """Clip and apply the accumulated gradients.
+
+        Returns:
+            Their norm before clipping.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        _, norm, _ = self.optimizer.step()
+        return float(norm)
+
+    @torch.no_grad()
+    def forward(self, inputs: ForestInputs) -> Tensor:
+        """Logits [r, v] of one forest, without gradient."""
+        self.model.eval()
+        _begin_replay(inputs)
+        try:
+            return self.model(inputs)
+        finally:
+            RouterReplay.clear_global_router_replay_action()
+
+
+def _begin_replay(inputs: ForestInputs) -> bool:
+    """Hand the forest's routes to the routers; False where there are none."""
+    RouterReplay.clear_global_indices()
+    if inputs.routes is None:
+        RouterReplay.clear_global_router_replay_action()
+        return False
+    RouterReplay.set_replay_data(inputs.routes)
+    RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+    return True

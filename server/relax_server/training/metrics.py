@@ -1,0 +1,115 @@
+"""What one training step reports."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from relax_server.training.batch import Batch
+from relax_server.training.forest import Forest
+from relax_server.training.megatron import parallel
+from relax_server.training.rollouts import Rollouts
+
+SUMS = ("loss", "entropy", "kl", "policy_kl", "clip_fraction", "ratio_mean", "tis_mean")
+"""Reported per trained token."""
+
+
+class StepMetrics:
+    """Collects the metrics of one step.
+
+    | metric | meaning |
+    |---|---|
+    | `loss` | mean over the trained tokens of all ranks |
+    | `reward`, `reward_std` | mean over trajectories; mean over groups of their standard deviation |
+    | `entropy` | mean over trained tokens, nats |
+    | `grad_norm`, `lr` | before clipping (mean over updates); of this step |
+    | `kl` | k3 against the reference; 0 without one |
+    | `policy_kl` | k3 against the policy that the ratio is taken against |
+    | `clip_fraction`, `ratio_mean`, `ratio_max`, `tis_mean` | of the clipped loss and its correction |
+    | `logprob_gap_mean`, `logprob_gap_max` | abs difference of the engine's and the trainer's logprobs before the first update |
+    | `zero_variance_groups` | groups whose rewards are all equal |
+    | `staleness_mean`, `staleness_max` | version of the step minus version of each token |
+    | `n_groups`, `n_samples`, `n_response_tokens` | size of the batch |
+    | `forest_tokens`, `forests`, `padded_tokens`, `shared` | tokens computed, in how many micro-batches; tokens of a padded rectangle; 1 if prefixes were shared |
+    | `updates` | optimizer steps taken |
+    | `seconds_…` | plan, features, logprobs, forward_backward, optimizer, total |
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self._sums = dict.fromkeys(SUMS, 0.0)
+        self._max = {"ratio_max": 0.0, "logprob_gap_max": 0.0}
+        self._gap, self._gap_n = 0.0, 0
+        self._norms: list[float] = []
+        self._seconds = dict.fromkeys(("plan", "features", "logprobs", "forward_backward", "optimizer"), 0.0)
+        self._began = time.perf_counter()
+
+    @contextlib.contextmanager
+    def seconds(self, stage: str) -> Iterator[None]:
+        """Add the time of a block to a stage."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[stage] += time.perf_counter() - began
+
+    def describe(
+        self, rollouts: Rollouts, batch: Batch, parts: Sequence[Sequence[Forest]], version: int, shared: bool
+    ) -> None:
+        """What is known before anything is computed."""
+        staleness = version - batch.trained.version
+        self.values |= {
+            "reward": rollouts.reward,
+            "reward_std": rollouts.reward_std,
+            "zero_variance_groups": rollouts.zero_variance_groups,
+            "staleness_mean": float(staleness.mean()),
+            "staleness_max": float(staleness.max()),
+            "n_groups": len(set(rollouts.group)),
+            "n_samples": len(batch),
+            "n_response_tokens": len(batch.trained),
+            "forest_tokens": sum(len(forest) for forests in parts for forest in forests),
+            "forests": sum(map(len, parts)),
+            "padded_tokens": batch.padded_tokens,
+            "shared": int(shared),
+            "updates": len(parts),
+        }
+
+    def update(self, results: Sequence[dict[str, Any]], engine: Sequence[np.ndarray], gap: bool) -> None:
+        """Sums of one update.
+
+        Args:
+            results: per forest of this rank, from the objective.
+            engine: per forest, the engine's logprobs of its trained tokens.
+            gap: whether the trainer's logprobs are still those before the first update.
+        """
+        for result, logprobs in zip(results, engine, strict=True):
+            for name in SUMS:
+                self._sums[name] += float(result[name])
+            self._max["ratio_max"] = max(self._max["ratio_max"], float(result["ratio_max"]))
+            if gap:
+                difference = np.abs(result["logprobs"].cpu().numpy() - logprobs)
+                self._gap += float(difference.sum())
+                self._gap_n += len(difference)
+                self._max["logprob_gap_max"] = max(self._max["logprob_gap_max"], float(difference.max(initial=0.0)))
+
+    def stepped(self, grad_norm: float, lr: float) -> None:
+        """One optimizer step was taken."""
+        self._norms.append(grad_norm)
+        self.values["lr"] = lr
+
+    def result(self) -> dict[str, float]:
+        """All metrics, the same on every data-parallel rank but for the times."""
+        *sums, gap, gap_n = parallel.sum_over_ranks([*self._sums.values(), self._gap, float(self._gap_n)])
+        largest = parallel.max_over_ranks(list(self._max.values()))
+        n = self.values["n_response_tokens"]
+        out = {name: value / n for name, value in zip(self._sums, sums, strict=True)}
+        out |= dict(zip(self._max, largest, strict=True))
+        out["logprob_gap_mean"] = gap / max(gap_n, 1.0)
+        out["grad_norm"] = float(np.mean(self._norms))
+        out |= {f"seconds_{stage}": value for stage, value in self._seconds.items()}
+        out["seconds_total"] = time.perf_counter() - self._began
+        return {name: float(value) for name, value in (self.values | out).items()}

@@ -1,0 +1,267 @@
+"""The policy being trained: a model folder in, training steps on groups of episodes, weights and checkpoints out.
+
+On CPU it patches torch for the whole process (see `megatron.cpu`), so it lives in a process of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from relax_sdk.config import AlgorithmConfig, OptimizerConfig, TrainingConfig
+from relax_sdk.errors import ConfigError, TrainingError
+from relax_sdk.trajectory import Group, Sample
+from relax_server.models.processor import Processor
+from relax_server.training.batch import Batch, ReadMedia, make_batch, read_features
+from relax_server.training.forest import Forest, pack
+from relax_server.training.megatron import cpu, folder, parallel
+from relax_server.training.metrics import StepMetrics
+from relax_server.training.objective import LossSum, Targets, cross_entropy, policy_objective, token_logprobs
+from relax_server.training.rollouts import collect, token_advantages
+
+cpu.install()  # before the rest of Megatron is imported
+
+from relax_server.training.megatron import checkpoint  # noqa: E402
+from relax_server.training.megatron.build import load_model  # noqa: E402
+from relax_server.training.megatron.inputs import ForestInputs  # noqa: E402
+from relax_server.training.megatron.routes import sample_routes  # noqa: E402
+from relax_server.training.megatron.trainer import MegatronTrainer  # noqa: E402
+
+
+class Policy:
+    """A model, its optimizer and the algorithm that trains it.
+
+    Args:
+        model_path: a Hugging Face folder.
+        algorithm: advantages, loss and corrections.
+        optimizer: AdamW and the learning-rate schedule.
+        training: token budget, sharing, precision, threads.
+        total_steps: of the run, for the schedule.
+        seed: of torch's generators.
+        temperature: that tokens are sampled with; logits are divided by it before every softmax.
+
+    Raises:
+        ConfigError: the model cannot be trained, or a setting does not fit it.
+    """
+
+    def __init__(
+        self,
+        model_path: Path,
+        *,
+        algorithm: AlgorithmConfig,
+        optimizer: OptimizerConfig,
+        training: TrainingConfig,
+        total_steps: int,
+        seed: int,
+        temperature: float = 1.0,
+    ) -> None:
+        if temperature <= 0:
+            raise ConfigError(f"Policy temperature = {temperature}; allowed: above 0 (greedy samples cannot be trained on)")
+        torch.set_num_threads(training.threads)
+        parallel.initialize(seed=seed)
+        self.model_path = Path(model_path)
+        self.algorithm, self.optimizer, self.training = algorithm, optimizer, training
+        self.total_steps, self.temperature = total_steps, temperature
+        self.step = 0
+        """Training steps done."""
+        self.processor = Processor.load(self.model_path)
+        self.device = parallel.device()
+        dtype = torch.bfloat16 if training.dtype == "bfloat16" else torch.float32
+        self._loaded = load_model(
+            self.model_path,
+            self.processor.hf_config,
+            dtype=dtype,
+            device=self.device,
+            recompute=training.recompute,
+            replay_routes=training.replay_routes,
+        )
+        self.trainer = MegatronTrainer(self._loaded.model, optimizer, dtype)
+        self._reference = [p.detach().clone() for p in self._loaded.model.parameters()] if algorithm.kl_coef else []
+        self._banned = torch.tensor(self.processor.banned_ids, dtype=torch.long, device=self.device)
+        audio = getattr(self.processor.hf_config, "audio_config", None)
+        self._chunk = 2 * audio.n_window if audio is not None else 0
+
+    # ---------------------------------------------------------------------------------------------------- training
+
+    def warmup_step(self, samples: Sequence[Sample], media: ReadMedia, lr: float) -> float:
+        """One supervised step: cross entropy on the tokens with loss mask 1. Does not count as a training step.
+
+        Returns:
+            Its loss, the mean over those tokens.
+
+        Raises:
+            TokenError: tokens and media do not fit together.
+        """
+        batch = make_batch(samples, self.processor, read_features(samples, self.processor, media))
+        targets = self._targets(batch, np.zeros(len(batch.trained), np.float32))
+        results = self._accumulate(self._pack(batch), cross_entropy, targets)
+        self.trainer.step(lr)
+        return parallel.sum_over_ranks([float(sum(r["loss"] for r in results))])[0] / len(batch.trained)
+
+    def train_step(self, groups: Sequence[Group], media: ReadMedia, version: int) -> dict[str, float]:
+        """One step of reinforcement learning on a batch of groups; every data-parallel rank is given the same batch.
+
+        Args:
+            groups: complete groups; a trajectory without turns has no sample, but its reward counts in its group.
+            media: reads the bytes of a media item.
+            version: of the weights before this step, for the staleness.
+
+        Returns:
+            Metrics, see `StepMetrics`.
+
+        Raises:
+            TrainingError: no trajectory has a token to train on, or the loss is not finite.
+            TokenError: tokens and media do not fit together.
+        """
+        metrics = StepMetrics()
+        with metrics.seconds("plan"):
+            rollouts = collect(groups, self.algorithm)
+            if not rollouts.samples:
+                raise TrainingError(f"none of {len(groups)} groups has a token to train on")
+        with metrics.seconds("features"):
+            features = read_features(rollouts.samples, self.processor, media)
+        with metrics.seconds("plan"):
+            pairs = zip(rollouts.trajectories, rollouts.samples, strict=True)
+            routes = [sample_routes(t, s) for t, s in pairs] if self.training.replay_routes else []
+            batch = make_batch(rollouts.samples, self.processor, features, routes)
+            parts = [self._pack(batch, part) for part in rollouts.split(self.algorithm.updates_per_batch)]
+        metrics.describe(rollouts, batch, parts, version, self.training.share_prompts)
+        targets = self._targets(batch, token_advantages(rollouts, batch.trained))
+        with metrics.seconds("logprobs"):
+            targets = self._before(parts, targets)
+        lr = self.optimizer.lr_at(self.step, self.total_steps)
+        for number, forests in enumerate(parts):
+            with metrics.seconds("forward_backward"):
+                results = self._accumulate(forests, policy_objective(self.algorithm), targets)
+            mine = self._mine(forests)
+            metrics.update(results, [batch.trained.logprob[f.entry] for f in mine], gap=number == 0)
+            with metrics.seconds("optimizer"):
+                metrics.stepped(self.trainer.step(lr), lr)
+        self.step += 1
+        return metrics.result()
+
+    def logprobs(self, samples: Sequence[Sample], media: ReadMedia) -> list[np.ndarray]:
+        """Log probabilities under the current weights, float32, one array per sample with one number per mask-1 token."""
+        batch = make_batch(samples, self.processor, read_features(samples, self.processor, media))
+        targets = self._targets(batch, np.zeros(len(batch.trained), np.float32))
+        forests = pack(batch, self.training.token_budget, self.training.share_prompts)
+        flat = self._forward(forests, targets).cpu().numpy()
+        cuts = np.searchsorted(batch.trained.sample, np.arange(1, len(batch)))
+        return np.split(flat, cuts)
+
+    # --------------------------------------------------------------------------------------------- weights, checkpoints
+
+    def export(self, folder_: Path) -> None:
+        """Write a whole model folder that transformers' `from_pretrained` reads."""
+        folder.copy_rest(self.model_path, Path(folder_))
+        self.export_weights(folder_)
+
+    def export_weights(self, folder_: Path) -> None:
+        """Write only `model.safetensors`, under another name first, so that a reader never sees half a file."""
+        if parallel.data_parallel()[0] == 0:
+            folder.write_weights(self._loaded.hf_weights(), Path(folder_))
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree in to be continued."""
+        model = self.processor.hf_config.to_dict()
+        for key in ("_name_or_path", "transformers_version"):
+            model.pop(key, None)
+        return {
+            "model": model,
+            "algorithm": dataclasses.asdict(self.algorithm),
+            "optimizer": dataclasses.asdict(self.optimizer),
+            "training": {"dtype": self.training.dtype, "replay_routes": self.training.replay_routes},
+            "temperature": self.temperature,
+        }
+
+    def save(self, folder_: Path, meta: dict[str, Any]) -> None:
+        """Write a checkpoint: model, optimizer, step, generators and `meta` (plain data).
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        checkpoint.save(Path(folder_), self.trainer, identity=self.identity(), step=self.step, meta=meta)
+
+    def load(self, folder_: Path) -> dict[str, Any]:
+        """Continue from a checkpoint; the steps that follow are those of an uninterrupted run, bit for bit.
+
+        Returns:
+            `meta` as it was saved.
+
+        Raises:
+            CheckpointError: missing, damaged, or of another model or configuration; the differences are named.
+        """
+        self.step, meta = checkpoint.load(Path(folder_), self.trainer, identity=self.identity())
+        return meta
+
+    # ----------------------------------------------------------------------------------------------------- inner works
+
+    def _targets(self, batch: Batch, advantages: np.ndarray) -> Targets:
+        def tensor(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array).to(self.device)
+
+        return Targets(
+            token=tensor(batch.trained.target),
+            engine=tensor(batch.trained.logprob.astype(np.float32)),
+            advantage=tensor(advantages),
+            banned=self._banned,
+            temperature=self.temperature,
+        )
+
+    def _pack(self, batch: Batch, only: Sequence[int] | None = None) -> list[Forest]:
+        return pack(batch, self.training.token_budget, self.training.share_prompts, only)
+
+    def _mine(self, forests: Sequence[Forest]) -> list[Forest]:
+        """Those of this data-parallel rank."""
+        rank, size = parallel.data_parallel()
+        return list(forests[rank::size])
+
+    def _inputs(self, forest: Forest) -> ForestInputs:
+        return ForestInputs.of(forest, self._chunk, self.device)
+
+    def _accumulate(self, forests: Sequence[Forest], objective: Any, targets: Targets) -> list[dict[str, Tensor]]:
+        """Gradients of the mean loss over all ranks' forests; results of this rank's."""
+        mine = self._mine(forests)
+        if not mine:  # fewer forests than ranks: take part in the reduction with nothing
+            self.trainer.accumulate([self._inputs(forests[0])], lambda logits, number: (0.0 * logits.sum(), 0, None))
+            return []
+
+        def loss(logits: Tensor, number: int) -> LossSum:
+            return objective(logits, mine[number], targets)
+
+        results = self.trainer.accumulate([self._inputs(f) for f in mine], loss)
+        if not all(torch.isfinite(r["loss"]) for r in results):
+            raise TrainingError(f"step {self.step}: the loss is not finite; the weights were not updated")
+        return results
+
+    def _forward(self, forests: Sequence[Forest], targets: Targets) -> Tensor:
+        """Logprobs of the trained tokens of some forests, [n of the batch]; 0 elsewhere."""
+        out = torch.zeros(len(targets.token), device=self.device)
+        for forest in forests:
+            logprobs = token_logprobs(self.trainer.forward(self._inputs(forest)), forest, targets)
+            out[torch.from_numpy(forest.entry).to(self.device)] = logprobs
+        return out
+
+    def _before(self, parts: Sequence[Sequence[Forest]], targets: Targets) -> Targets:
+        """Targets with what has to be computed before the first update: own and reference logprobs."""
+        mine = [forest for forests in parts for forest in self._mine(forests)]
+        if self.algorithm.old_logprobs == "recompute":
+            targets = dataclasses.replace(targets, recomputed=self._forward(mine, targets))
+        if self._reference:
+            self._swap_reference()
+            try:
+                targets = dataclasses.replace(targets, reference=self._forward(mine, targets))
+            finally:
+                self._swap_reference()
+        return targets
+
+    def _swap_reference(self) -> None:
+        """Exchange the weights with those of the frozen reference."""
+        for i, parameter in enumerate(self._loaded.model.parameters()):
+            parameter.data, self._reference[i] = self._reference[i], parameter.data

@@ -1,0 +1,88 @@
+"""Groups of finished episodes as training samples with an advantage for every turn."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from relax_sdk.config import AlgorithmConfig
+from relax_sdk.trajectory import Group, Sample, Trajectory
+from relax_server.training.algorithms import ADVANTAGES, turn_advantages, turn_returns
+from relax_server.training.batch import Trained
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The samples of one step, in the order of groups and trajectories."""
+
+    samples: list[Sample]
+    trajectories: list[Trajectory]
+    """Where each sample comes from."""
+    group: list[int]
+    """Index of the group of each sample."""
+    advantages: list[list[float]]
+    """Per sample, of each turn of its trajectory."""
+    reward: float
+    """Mean over all trajectories, those without a sample included."""
+    reward_std: float
+    """Mean over groups of the standard deviation (n) of their rewards."""
+    zero_variance_groups: int
+    """Groups whose rewards are all equal, so that they teach nothing."""
+
+    def split(self, n: int) -> list[list[int]]:
+        """Indices of the samples in at most `n` parts of whole groups."""
+        groups = sorted(set(self.group))
+        parts = np.array_split(np.array(groups, np.int64), min(n, len(groups)))
+        return [[i for i, g in enumerate(self.group) if g in set(part.tolist())] for part in parts]
+
+
+def group_advantages(group: Group, algorithm: AlgorithmConfig) -> list[list[float]]:
+    """Advantages per trajectory and turn; all trajectories count, also those that have no sample.
+
+    Returns:
+        One list per trajectory with one number per turn.
+    """
+    advantage = ADVANTAGES[algorithm.advantage]
+    if algorithm.credit == "turn":
+        returns = [turn_returns([turn.reward for turn in t.turns], t.reward) for t in group.trajectories]
+        return turn_advantages(returns, advantage)
+    rewards = torch.tensor([t.reward for t in group.trajectories], dtype=torch.float64)
+    return [[a] * len(t.turns) for a, t in zip(advantage(rewards).tolist(), group.trajectories, strict=True)]
+
+
+def collect(groups: Sequence[Group], algorithm: AlgorithmConfig) -> Rollouts:
+    """Samples and advantages of a batch of groups."""
+    out = Rollouts([], [], [], [], 0.0, 0.0, 0)
+    rewards: list[float] = []
+    spreads: list[float] = []
+    for index, group in enumerate(groups):
+        own = [t.reward for t in group.trajectories]
+        rewards += own
+        spreads.append(statistics.pstdev(own) if own else 0.0)
+        for trajectory, advantages in zip(group.trajectories, group_advantages(group, algorithm), strict=True):
+            for sample in trajectory.samples():
+                out.samples.append(sample)
+                out.trajectories.append(trajectory)
+                out.group.append(index)
+                out.advantages.append(advantages)
+    return Rollouts(
+        out.samples,
+        out.trajectories,
+        out.group,
+        out.advantages,
+        reward=statistics.fmean(rewards) if rewards else 0.0,
+        reward_std=statistics.fmean(spreads) if spreads else 0.0,
+        zero_variance_groups=sum(len({t.reward for t in g.trajectories}) <= 1 for g in groups),
+    )
+
+
+def token_advantages(rollouts: Rollouts, trained: Trained) -> np.ndarray:
+    """The advantage of every trained token, float32 [n]."""
+    table = np.zeros((len(rollouts.samples), max(map(len, rollouts.advantages), default=0)), np.float32)
+    for i, advantages in enumerate(rollouts.advantages):
+        table[i, : len(advantages)] = advantages
+    return table[trained.sample, trained.turn]
