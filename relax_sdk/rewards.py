@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from relax_sdk.errors import EpisodeTimeout, RewardError
+from relax_sdk.errors import ConfigError, EpisodeTimeout, RewardError
 from relax_sdk.trajectory import Trajectory
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,10 +50,12 @@ class Rubric:
     def __post_init__(self) -> None:
         for functions, weights in ((self.functions, self.weights), (self.group_functions, self.group_weights)):
             if weights is not None and len(weights) != len(functions):
-                raise RewardError(f"Rubric: {len(functions)} functions but {len(weights)} weights")
+                raise ConfigError(f"Rubric: {len(functions)} functions but {len(weights)} weights")
+            if not all(math.isfinite(weight) for weight in weights or ()):
+                raise ConfigError(f"Rubric: weights = {list(weights or ())}; allowed: finite numbers")
         names = [_name(f) for f in (*self.functions, *self.group_functions)]
-        if len(set(names)) != len(names):
-            raise RewardError(f"Rubric: reward names must differ, got {names}")
+        if len(set(names)) != len(names) or "env" in names:
+            raise ConfigError(f"Rubric: reward names must differ, and 'env' is the sum of the step rewards; got {names}")
         object.__setattr__(self, "names", tuple(names))
 
 
@@ -83,12 +85,16 @@ async def score(env: Any, trajectory: Trajectory, invoke: Invoke | None = None) 
 
     Raises:
         RewardError: a function raised or returned something that is not a finite number.
+        ConfigError: two components of one name.
     """
     trajectory.rewards["env"] = sum(turn.reward for turn in trajectory.turns)
     total = trajectory.rewards["env"]
     rubric: Rubric | None = getattr(env, "rubric", None)
     components = dict(reward_methods(env))
     if rubric is not None:
+        twice = sorted(set(components) & set(rubric.names))
+        if twice:
+            raise ConfigError(f"{type(env).__name__}: {twice} are names both of @reward methods and of functions in its rubric")
         weights = rubric.weights or [1.0] * len(rubric.functions)
         components |= {_name(f): (f, w) for f, w in zip(rubric.functions, weights, strict=True)}
     for name, (function, weight) in components.items():
@@ -110,7 +116,10 @@ async def score_group(env: Any, trajectories: Sequence[Trajectory], invoke: Invo
     weights = rubric.group_weights or [1.0] * len(rubric.group_functions)
     for function, weight in zip(rubric.group_functions, weights, strict=True):
         name = _name(function)
-        values = list(await _call(name, function, trajectories, invoke))
+        values = await _call(name, function, trajectories, invoke)
+        if not isinstance(values, Iterable):
+            raise RewardError(f"group reward {name!r} must return one number per trajectory, got {type(values).__name__}")
+        values = list(values)
         if len(values) != len(trajectories):
             raise RewardError(f"group reward {name!r} returned {len(values)} values for {len(trajectories)} trajectories")
         for trajectory, value in zip(trajectories, values, strict=True):

@@ -21,7 +21,7 @@ class ToolResult:
     """What a tool may return when it does more than answer: it can pay a reward or end the episode."""
 
     content: Any
-    """A string, a part, or a list of these."""
+    """A string, a part, a list of these, or None for an empty answer."""
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
@@ -43,11 +43,16 @@ def tool_methods(env: Any) -> dict[str, Callable[..., Any]]:
     return {name: getattr(env, name) for name in dict.fromkeys(names)}
 
 
+def has_tools(cls: type) -> bool:
+    """Whether an environment class has tools."""
+    return any(getattr(f, _MARK, False) for base in cls.__mro__ for f in vars(base).values())
+
+
 def tool_schemas(env: Any) -> list[dict[str, Any]]:
     """OpenAI tool schemas of an environment's tools.
 
     Raises:
-        ConfigError: a parameter without a type hint.
+        ConfigError: a parameter without a type hint, of a type that JSON cannot express, or `*args`.
     """
     return [_schema(name, function) for name, function in tool_methods(env).items()]
 
@@ -59,16 +64,21 @@ def _arguments_model(name: str, function: Callable[..., Any]) -> Any:
 @functools.lru_cache(maxsize=512)
 def _model_of(name: str, function: Callable[..., Any], bound: bool) -> Any:
     """Building a pydantic model takes a millisecond, so it is built once a function and not once a call."""
-    from pydantic import ConfigDict, create_model
+    from pydantic import ConfigDict, PydanticUserError, create_model
 
     hints = inspect.get_annotations(function, eval_str=True)
     fields: dict[str, Any] = {}
     for parameter in list(inspect.signature(function).parameters.values())[1 if bound else 0 :]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ConfigError(f"tool {name}: parameter {parameter.name!r} may not be *{parameter.name} or **{parameter.name}")
         if parameter.name not in hints:
             raise ConfigError(f"tool {name}: parameter {parameter.name!r} needs a type hint")
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
         fields[parameter.name] = (hints[parameter.name], default)
-    return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+    try:
+        return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+    except (PydanticUserError, NameError) as error:
+        raise ConfigError(f"tool {name}: there is no JSON schema for its parameters ({str(error).splitlines()[0]})") from error
 
 
 def _schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
@@ -116,6 +126,8 @@ async def call_tool(env: Any, call: ToolCall, invoke: Invoke | None = None) -> t
                 answer = await answer
             result = answer if isinstance(answer, ToolResult) else ToolResult(answer)
     shown = as_messages(result.content, role="tool")
+    if not shown:  # None or an empty list
+        shown = [Message("tool")]
     if len(shown) != 1:
         raise EnvError(f"tool {call.name!r} must return one string, part, list of parts or ToolResult")
     return Message("tool", shown[0].content or (Text(""),), tool_call_id=call.id), result

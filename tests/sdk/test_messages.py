@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -138,10 +139,8 @@ def test_no_arguments(arguments: Any) -> None:
 )
 def test_any_json_is_read_or_refused_on_purpose(value: Any) -> None:
     for message in ({"role": "user", "content": value}, {"role": "assistant", "tool_calls": [{"function": value}]}):
-        try:
-            Message.from_openai(message)
-        except RelaxError:
-            pass
+        with contextlib.suppress(RelaxError):
+            assert isinstance(Message.from_openai(message), Message)
 
 
 # ------------------------------------------------------------------------------------------------------------- coercion
