@@ -1,0 +1,35 @@
+"""Admission: how many train groups may be under way, so that none is older than `max_staleness` when it is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Admission:
+    """A new train group starts only while `outstanding < (max_staleness + 1) * groups_per_step`."""
+
+    max_staleness: int
+    groups_per_step: int
+    in_flight: int = 0
+    """Groups being played or written."""
+    committed: int = 0
+    """Groups of the run in the journal."""
+    consumed: int = 0
+    """Groups inside steps whose weights have been published."""
+    dropped: int = 0
+    """Groups that the trainer dropped as stale."""
+
+    @property
+    def outstanding(self) -> int:
+        """Groups that will still be trained, or dropped."""
+        return self.in_flight + self.committed - self.consumed - self.dropped
+
+    @property
+    def limit(self) -> int:
+        return (self.max_staleness + 1) * self.groups_per_step
+
+    @property
+    def open(self) -> bool:
+        """Whether a group may start."""
+        return self.outstanding < self.limit

@@ -1,0 +1,95 @@
+"""Finished groups on their way into the journal: off the event loop, and all that wait in one go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from relax_sdk.errors import EpisodeTimeout, JournalError
+from relax_sdk.trajectory import Group
+from relax_server.journal.base import Journal
+from relax_server.rollout.threads import CallThreads
+
+COMMIT_TIMEOUT = 120.0
+"""Seconds for the groups that are committed in one go."""
+
+_Waiting = tuple[Group, str, asyncio.Future[bool]]
+
+
+class Committer:
+    """Commits groups of one run, in the order they come.
+
+    A group is durable when `commit` returns. Groups that come while others are being written are written together next:
+    in one call of `commit_many(groups, run, split)` where the journal has it, else one by one in the same thread.
+
+    Args:
+        journal: to write to.
+        run: name of the run.
+    """
+
+    def __init__(self, journal: Journal, run: str) -> None:
+        self.journal = journal
+        self.run = run
+        self._threads = CallThreads("journal", 1)
+        self._waiting: list[_Waiting] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    async def commit(self, group: Group, split: str) -> bool:
+        """Make a group durable.
+
+        Returns:
+            False when it was there already.
+
+        Raises:
+            JournalError: it could not be written.
+        """
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append((group, split, done))
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write())
+        return await done
+
+    async def close(self) -> None:
+        """Wait for what is being written."""
+        if self._writer is not None:
+            await asyncio.gather(self._writer, return_exceptions=True)
+        self._threads.close()
+
+    async def _write(self) -> None:
+        try:
+            while self._waiting:
+                split = self._waiting[0][1]
+                batch = [item for item in self._waiting if item[1] == split]
+                self._waiting = [item for item in self._waiting if item[1] != split]
+                await self._write_batch([group for group, _, _ in batch], split, [done for _, _, done in batch])
+        finally:
+            self._writer = None
+
+    async def _write_batch(self, groups: list[Group], split: str, waiters: Sequence[asyncio.Future[bool]]) -> None:
+        try:
+            results = await self._threads.call(self._commit, groups, split, limit=COMMIT_TIMEOUT)
+        except EpisodeTimeout as error:
+            results = [JournalError(f"the journal did not take {len(groups)} groups within {COMMIT_TIMEOUT:g} s")] * len(groups)
+            results[0].__cause__ = error
+        for result, done in zip(results, waiters, strict=True):
+            if done.done():
+                continue
+            if isinstance(result, BaseException):
+                done.set_exception(result)
+            else:
+                done.set_result(result)
+
+    def _commit(self, groups: list[Group], split: str) -> list[bool | Exception]:
+        commit_many = getattr(self.journal, "commit_many", None)
+        if commit_many is not None and len(groups) > 1:
+            try:
+                return list(commit_many(groups, self.run, split))
+            except Exception as error:
+                return [error] * len(groups)
+        results: list[bool | Exception] = []
+        for group in groups:
+            try:
+                results.append(self.journal.commit(group, self.run, split))
+            except Exception as error:
+                results.append(error)
+        return results

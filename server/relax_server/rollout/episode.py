@@ -1,0 +1,212 @@
+"""`Episode`: one task played once, through its states, within its time limit, to a `Trajectory` whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from relax_sdk.errors import EngineAborted, EpisodeError, EpisodeTimeout, RelaxError
+from relax_sdk.rewards import score
+from relax_sdk.session import EpisodeOver
+from relax_sdk.trajectory import Status, Trajectory
+from relax_server.rollout.context import EpisodeTask, RolloutContext
+from relax_server.rollout.session import EpisodeSession, State, named_error
+from relax_server.rollout.validation import plain_data
+
+GRACE = 5.0
+"""Seconds after its time limit in which an episode must have ended; then it is left behind."""
+
+FAILURES = frozenset({Status.FAILED, Status.TIMED_OUT})
+USABLE = frozenset({Status.COMPLETED, Status.TRUNCATED})
+
+
+class Episode:
+    """Plays one task once.
+
+    `launch` starts it; `result` always gets a trajectory, also when the episode failed, was cancelled, or hangs in code that
+    ignores its cancellation. States: `queued` → `resetting` → `running` → `scoring` → a `Status`.
+
+    Args:
+        context: shared by all episodes of the worker.
+        task: what to play.
+    """
+
+    def __init__(self, context: RolloutContext, task: EpisodeTask) -> None:
+        self.context = context
+        self.task = task
+        self.state: State | Status = State.QUEUED
+        self.session = EpisodeSession(context, task, self._enter)
+        self.result: asyncio.Future[Trajectory] = asyncio.get_running_loop().create_future()
+        self.error: RelaxError | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._created = time.monotonic()
+        self._started: float | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._holds_slot = False
+        context.tally.states[self.state] += 1
+
+    def launch(self) -> asyncio.Future[Trajectory]:
+        """Start it, and return `result`."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self.context.tasks.add(self._task)
+        self._task.add_done_callback(self._ended)
+        return self.result
+
+    def cancel(self) -> None:
+        """Stop it; its generation in flight is aborted and `result` gets a trajectory with status `cancelled`."""
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def has_group_rewards(self) -> bool:
+        """Whether the rubric scores whole groups; then the environment stays open until `close`."""
+        rubric = getattr(self.session.env, "rubric", None)
+        return rubric is not None and bool(rubric.group_functions)
+
+    async def close(self) -> None:
+        """Close an environment that was left open for group rewards."""
+        await self.session.close()
+
+    # ------------------------------------------------------------------------------------------------------- playing
+
+    async def _run(self) -> None:
+        context, loop = self.context, asyncio.get_running_loop()
+        try:
+            await context.slots.acquire()
+            self._holds_slot = True
+            self._started = time.monotonic()
+            limit = context.config.episode_timeout
+            self._watchdog = loop.call_later(limit + GRACE, self._overdue)
+            clock = self.session.clock = asyncio.timeout(limit)
+            try:
+                async with clock:
+                    trajectory = await self._play()
+            except TimeoutError as error:
+                if not clock.expired():
+                    raise
+                raise EpisodeTimeout(f"{self.session.where('episode')}: took longer than {limit:g} s") from error
+            finally:
+                self.session.clock = None
+            if clock.expired():
+                raise EpisodeTimeout(f"{self.session.where('episode')}: took longer than {limit:g} s")
+        except asyncio.CancelledError:
+            self._finish(self._trajectory(Status.CANCELLED, EpisodeError(f"{self.session.where('episode')}: cancelled")))
+            raise
+        except EpisodeTimeout as error:
+            self._finish(self._trajectory(Status.TIMED_OUT, error))
+        except EngineAborted as error:
+            self._finish(self._trajectory(Status.CANCELLED, error))
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            named = error if isinstance(error, RelaxError) else named_error(self.session.where("agent"), error, EpisodeError)
+            self._finish(self._trajectory(Status.FAILED, named))
+        else:
+            self._finish(trajectory)
+        finally:
+            if self.state not in USABLE or not self.has_group_rewards:
+                await self.session.close()
+
+    async def _play(self) -> Trajectory:
+        session = self.session
+        try:
+            await self.context.agent(session)
+        except EpisodeOver:
+            if session.limit_reached is None:
+                raise
+        if session.failure is not None:
+            raise session.failure
+        if not session.turns:
+            raise EpisodeError(f"{session.where('agent')}: the agent returned without asking the policy")
+        finished = session.outcome is not None and session.outcome.terminated and not session.outcome.truncated
+        trajectory = self._trajectory(Status.COMPLETED if finished else Status.TRUNCATED, None)
+        self._enter(State.SCORING)
+        await self._score(trajectory)
+        return trajectory
+
+    async def _score(self, trajectory: Trajectory) -> None:
+        started, limit, excluded = time.monotonic(), self.context.config.score_timeout, self.session.excluded
+
+        async def invoke(function: Callable[..., Any], *arguments: Any) -> Any:
+            spent = time.monotonic() - started - (self.session.excluded - excluded)
+            return await self.session.invoke(function, *arguments, limit=max(limit - spent, 1e-3))
+
+        try:
+            await score(self.session.env, trajectory, invoke)
+        except EpisodeTimeout as error:
+            raise EpisodeTimeout(f"{self.session.where('score')}: took longer than {limit:g} s") from error
+        except RelaxError as error:
+            raise named_error(self.session.where("score"), error) from error
+        finally:
+            trajectory.timings["score"] = time.monotonic() - started
+        trajectory.timings["total"] = time.monotonic() - (self._started or started)
+
+    # -------------------------------------------------------------------------------------------------------- ending
+
+    def _trajectory(self, status: Status, error: RelaxError | None) -> Trajectory:
+        session, task, now = self.session, self.task, time.monotonic()
+        self.error = error
+        started = self._started if self._started is not None else now
+        return Trajectory(
+            id=task.id,
+            env=self.context.spec.id,
+            env_version=self.context.env_class.version,
+            task_index=task.task_index,
+            group_id=task.group_id,
+            group_index=task.group_index,
+            group_size=task.group_size,
+            seed=task.seed,
+            status=status,
+            turns=list(session.turns),
+            messages=[message.to_openai() for message in session.messages],
+            error=str(error) if error is not None else None,
+            attempts=task.attempt,
+            timings={"queued": started - self._created, **session.timings, "total": now - started},
+            info=plain_data(session.outcome.info) if session.outcome is not None else {},
+        )
+
+    def _finish(self, trajectory: Trajectory) -> None:
+        if self.result.done():
+            return
+        self._enter(trajectory.status)
+        if self.error is not None and (trajectory.status in FAILURES or isinstance(self.error, EngineAborted)):
+            self.context.tally.fail(self.error)
+        self.result.set_result(trajectory)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """The task is over; if it never ran, or died in a way of its own, the result is still owed."""
+        self.context.tasks.discard(task)
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self._release()
+        if not self.result.done():
+            self._finish(self._trajectory(Status.CANCELLED, EpisodeError(f"{self.session.where('episode')}: cancelled")))
+
+    def _overdue(self) -> None:
+        """The episode should have ended: if it has and waited only, look again later; else leave it behind."""
+        assert self._started is not None
+        left = self._started + self.session.excluded + self.context.config.episode_timeout + GRACE - time.monotonic()
+        if left > 0:
+            self._watchdog = asyncio.get_running_loop().call_later(left, self._overdue)
+            return
+        self.context.tally.ignored_cancel += 1
+        self.session.lost = True
+        error = EpisodeTimeout(f"{self.session.where('episode')}: ignored its cancellation and was left behind")
+        self._finish(self._trajectory(Status.TIMED_OUT, error))
+        self._release()
+
+    def _release(self) -> None:
+        if self._holds_slot:
+            self._holds_slot = False
+            self.context.slots.release()
+
+    def _enter(self, state: State | Status) -> None:
+        if self.result.done():
+            return
+        states = self.context.tally.states
+        if isinstance(self.state, State):
+            states[self.state] -= 1
+        states[state] += 1
+        self.state = state

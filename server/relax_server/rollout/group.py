@@ -1,0 +1,166 @@
+"""A group: one task played `group_size` times; it always finishes, by the failure policy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from relax_sdk.config import SamplingParams
+from relax_sdk.errors import EpisodeTimeout, RewardError
+from relax_sdk.rewards import score_group
+from relax_sdk.trajectory import Group, Trajectory, derive_seed
+from relax_server.rollout.context import EpisodeTask, RolloutContext
+from relax_server.rollout.episode import USABLE, Episode
+from relax_server.rollout.session import named_error
+
+
+@dataclass(frozen=True)
+class GroupTask:
+    """One group to play."""
+
+    id: str
+    """Deterministic, so that committing the group again after a restart changes nothing."""
+    split: str
+    task_index: int
+    row: dict[str, Any]
+    size: int
+    seed: int
+    """Of the run; episodes derive theirs from it."""
+    sampling: SamplingParams
+    on_failure: Literal["retry", "retry_then_count", "count", "drop"]
+    """As `RolloutConfig.on_failure`; `retry_then_count` keeps an episode that failed every time, with reward 0."""
+    max_retries: int
+
+    def episode(self, index: int, attempt: int) -> EpisodeTask:
+        """The episode at a position of the group; each attempt has the same seed."""
+        return EpisodeTask(
+            split=self.split,
+            task_index=self.task_index,
+            row=self.row,
+            group_id=self.id,
+            group_index=index,
+            group_size=self.size,
+            seed=derive_seed(self.seed, self.split, self.task_index, index),
+            sampling=self.sampling,
+            attempt=attempt,
+        )
+
+
+@dataclass
+class GroupResult:
+    """What became of a group."""
+
+    group: Group | None
+    """None when nothing usable remains: no episode was completed or truncated with a response in it, or the group rewards
+    failed."""
+    trajectories: list[Trajectory]
+    """The last attempt of every position, dropped ones included."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Failed attempts by the name of their error."""
+    error: str | None = None
+    """The last failure in words."""
+
+
+class _Play:
+    """The episodes of one group while they are being played."""
+
+    def __init__(self, context: RolloutContext, task: GroupTask) -> None:
+        self.context = context
+        self.task = task
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.last: dict[int, Trajectory] = {}
+        self.kept: dict[int, Trajectory] = {}
+        self.failures: Counter[str] = Counter()
+        self.error: str | None = None
+        self.live: dict[int, Episode] = {}
+        self.scorer: Episode | None = None
+        """Its environment computes the group rewards."""
+        self.cancelled = False
+
+    def launch(self, index: int, attempt: int) -> None:
+        episode = Episode(self.context, self.task.episode(index, attempt))
+        self.live[index] = episode
+        episode.launch().add_done_callback(lambda result: self._ended(index, episode, result.result()))
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        for episode in self.live.values():
+            episode.cancel()
+
+    def _ended(self, index: int, episode: Episode, trajectory: Trajectory) -> None:
+        del self.live[index]
+        self.last[index] = trajectory
+        if trajectory.status in USABLE:
+            self.kept[index] = trajectory
+            self._keep_open(episode)
+        elif not self.cancelled:
+            self.failures[type(episode.error).__name__] += 1
+            self.error = trajectory.error
+            policy, again = self.task.on_failure, trajectory.attempts <= self.task.max_retries
+            if policy in ("retry", "retry_then_count") and again:
+                self.launch(index, trajectory.attempts + 1)
+            elif policy in ("count", "retry_then_count"):
+                self.kept[index] = trajectory
+        if not self.live and not self.done.done():
+            self.done.set_result(None)
+
+    def _keep_open(self, episode: Episode) -> None:
+        if self.scorer is None:
+            self.scorer = episode
+        elif episode.has_group_rewards:
+            self.context.spawn(episode.close())
+
+
+async def play_group(context: RolloutContext, task: GroupTask) -> GroupResult:
+    """Play a task `task.size` times and score the group.
+
+    It ends whatever the environment does: an episode that fails is retried, kept or dropped, one that hangs times out.
+    Cancelling it cancels its episodes.
+    """
+    play = _Play(context, task)
+    for index in range(task.size):
+        play.launch(index, 1)
+    try:
+        await play.done
+    except asyncio.CancelledError:
+        play.cancel()
+        raise
+    finally:
+        context.pool.release(task.id)
+    kept = [play.kept[index] for index in sorted(play.kept)]
+    result = GroupResult(None, [play.last[i] for i in sorted(play.last)], play.failures, play.error)
+    usable = any(trajectory.status in USABLE and trajectory.n_response_tokens for trajectory in kept)
+    if usable and await _score(play, kept, result):
+        result.group = Group(task.id, context.spec.id, task.task_index, kept)
+    return result
+
+
+async def _score(play: _Play, kept: list[Trajectory], result: GroupResult) -> bool:
+    """Add the group rewards; False when they failed."""
+    scorer = play.scorer
+    assert scorer is not None
+    if not scorer.has_group_rewards:
+        return True
+    scored = [t for t in kept if t.status in USABLE]
+    before = [replace(t, rewards=dict(t.rewards)) for t in scored]
+    limit = play.context.config.score_timeout
+
+    async def invoke(function: Any, *arguments: Any) -> Any:
+        return await scorer.session.invoke(function, *arguments, limit=limit)
+
+    try:
+        await score_group(scorer.session.env, scored, invoke)
+    except (RewardError, EpisodeTimeout, TypeError) as error:
+        where = f"{play.context.spec.id}, {play.task.split} task {play.task.task_index}, group reward"
+        named = named_error(where, error, RewardError if isinstance(error, TypeError) else type(error))
+        play.context.tally.fail(named)
+        result.failures[type(named).__name__] += 1
+        result.error = str(named)
+        for trajectory, old in zip(scored, before, strict=True):
+            trajectory.reward, trajectory.rewards = old.reward, old.rewards
+        return False
+    finally:
+        await scorer.close()
+    return True

@@ -1,0 +1,243 @@
+"""`EnginePool`: engines by URL; a group stays on one engine, and a turn survives the loss of the engine it was on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from relax_sdk.errors import EngineUnavailable, EpisodeTimeout
+from relax_server.engines.base import Engine, GenerateRequest, Generation
+
+FIRST_PROBE, SLOWEST_PROBE = 0.1, 5.0
+"""Seconds before an engine that failed is asked again; doubled each time up to the second."""
+ABORT_TIMEOUT = 5.0
+
+
+@dataclass
+class Member:
+    """One engine of the pool."""
+
+    engine: Engine
+    up: bool = True
+    draining: bool = False
+    """It finishes what it has and gets nothing new."""
+    running: int = 0
+    """Calls in flight."""
+    keys: set[str] = field(default_factory=set)
+    """Groups that prefer it."""
+    answered: int = 0
+    failed: int = 0
+    error: str | None = None
+    """The last failure."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    probe: asyncio.Task[None] | None = None
+
+
+class EnginePool:
+    """Engines by URL; safe to change while episodes run. All methods belong to one event loop.
+
+    Args:
+        engines: that hold the current weights.
+    """
+
+    def __init__(self, engines: Iterable[Engine] = ()) -> None:
+        self.version: int | None = None
+        """Weight version that an engine must have to come back after a failure; None: any."""
+        self._members: dict[str, Member] = {}
+        self._preferred: dict[str, str] = {}
+        self._changed = asyncio.Event()
+        self._background: set[asyncio.Task[None]] = set()
+        for engine in engines:
+            self.add(engine)
+
+    def add(self, engine: Engine) -> None:
+        """Let an engine that holds the current weights join, or come back."""
+        old = self._members.get(engine.url)
+        if old is not None and old.probe is not None:
+            old.probe.cancel()
+        self._members[engine.url] = Member(engine)
+        self._wake()
+
+    async def remove(self, url: str, drain: float = 0.0) -> bool:
+        """Give an engine nothing new, and forget it.
+
+        Args:
+            url: of the engine; removing an unknown one changes nothing.
+            drain: seconds to wait for its calls in flight; those that are left then go on undisturbed.
+
+        Returns:
+            Whether it was idle when it left.
+        """
+        member = self._members.get(url)
+        if member is None:
+            return True
+        member.draining = True
+        if member.running and drain > 0:
+            member.idle.clear()
+            try:
+                async with asyncio.timeout(drain):
+                    await member.idle.wait()
+            except TimeoutError:
+                pass
+        if self._members.get(url) is member:
+            del self._members[url]
+            self._prefer_none(member)
+        if member.probe is not None:
+            member.probe.cancel()
+        return member.running == 0
+
+    @property
+    def engines(self) -> list[Engine]:
+        """All engines, those that are down included."""
+        return [member.engine for member in self._members.values()]
+
+    async def generate(self, request: GenerateRequest, timeout: float, key: str) -> tuple[Generation, str]:
+        """One answer, from the engine that `key` prefers or else the least loaded.
+
+        An engine that cannot be reached is left out until it answers again, and the call goes to another one.
+
+        Args:
+            request: ids and media; `n` is 1.
+            timeout: seconds for everything, waiting for an engine included.
+            key: calls of one key prefer one engine, for its prefix cache.
+
+        Returns:
+            The answer and the URL of the engine that gave it.
+
+        Raises:
+            EpisodeTimeout: no answer in time.
+            EngineError: the engine refused the request.
+            EngineAborted: the request was aborted from outside.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout
+        member: Member | None = None
+        failure = "no engine is up"
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    member = None
+                    member = await self._choose(key)
+                    try:
+                        left = max(deadline - asyncio.get_running_loop().time(), 1e-3)
+                        return await self._call(member, request, left), member.engine.url
+                    except EngineUnavailable as error:
+                        failure = f"{member.engine.url}: {error}"
+                        self._down(member, str(error))
+        except TimeoutError as error:
+            if isinstance(error, EpisodeTimeout):
+                raise
+            if member is not None:
+                self._spawn(self._abort(member.engine, request.rid))
+            last = f"{member.engine.url} is still generating" if member is not None else failure
+            raise EpisodeTimeout(f"the model did not answer within {timeout:g} s (last: {last})") from error
+        except asyncio.CancelledError:
+            if member is not None:
+                self._spawn(self._abort(member.engine, request.rid))
+            raise
+
+    def release(self, key: str) -> None:
+        """Forget which engine a key prefers; its group is over."""
+        url = self._preferred.pop(key, None)
+        if url is not None and url in self._members:
+            self._members[url].keys.discard(key)
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Each engine's state, for display."""
+        return [
+            dict(url=url, up=m.up, draining=m.draining, running=m.running, answered=m.answered, failed=m.failed, error=m.error)
+            for url, m in self._members.items()
+        ]
+
+    async def close(self) -> None:
+        """Stop probing; the engines themselves go on."""
+        tasks = [*self._background, *(m.probe for m in self._members.values() if m.probe is not None)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ----------------------------------------------------------------------------------------------------- choosing
+
+    async def _choose(self, key: str) -> Member:
+        while True:
+            preferred = self._members.get(self._preferred.get(key, ""))
+            if preferred is not None and preferred.up and not preferred.draining:
+                return preferred
+            ready = [m for m in self._members.values() if m.up and not m.draining]
+            if ready:
+                best = min(ready, key=lambda m: (len(m.keys), m.running))
+                self.release(key)
+                self._preferred[key] = best.engine.url
+                best.keys.add(key)
+                return best
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _prefer_none(self, member: Member) -> None:
+        for key in member.keys:
+            self._preferred.pop(key, None)
+        member.keys.clear()
+
+    # ------------------------------------------------------------------------------------------------------ calling
+
+    async def _call(self, member: Member, request: GenerateRequest, timeout: float) -> Generation:
+        member.running += 1
+        try:
+            answers = await member.engine.generate(request, timeout)
+            member.answered += 1
+            return answers[0]
+        finally:
+            member.running -= 1
+            if member.running == 0:
+                member.idle.set()
+
+    async def _abort(self, engine: Engine, rid: str) -> None:
+        try:
+            async with asyncio.timeout(ABORT_TIMEOUT):
+                await engine.abort(rid)
+        except Exception:  # nobody waits for this answer any more; the engine ends it at its token limit
+            return
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    # ------------------------------------------------------------------------------------------------------ failing
+
+    def _down(self, member: Member, error: str) -> None:
+        member.failed += 1
+        member.error = error
+        if not member.up:
+            return
+        member.up = False
+        self._prefer_none(member)
+        if self._members.get(member.engine.url) is member:
+            member.probe = asyncio.get_running_loop().create_task(self._probe(member))
+
+    async def _probe(self, member: Member) -> None:
+        """Ask an engine that failed until it is well and holds the current weights."""
+        pause = FIRST_PROBE
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, SLOWEST_PROBE)
+            if await self._is_well(member.engine):
+                member.up, member.probe = True, None
+                self._wake()
+                return
+
+    async def _is_well(self, engine: Engine) -> bool:
+        try:
+            async with asyncio.timeout(SLOWEST_PROBE):
+                if not await engine.health(SLOWEST_PROBE):
+                    return False
+                if self.version is None:
+                    return True
+                return str((await engine.model_info()).get("weight_version")) == str(self.version)
+        except Exception:  # whatever it was, the engine is not well yet
+            return False

@@ -1,0 +1,227 @@
+"""Token in, token out: the ids an episode sent and received, so that a response is never decoded and encoded again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relax_sdk.errors import EngineError, EpisodeError, JournalError, TokenError
+from relax_sdk.media import Media, MediaRef
+from relax_sdk.messages import AssistantMessage, Message, Text
+from relax_sdk.trajectory import Turn, token_versions
+from relax_server.engines.base import Generation
+from relax_server.models.processor import MediaFeatures
+from relax_server.rollout.rendering import Piece, Renderer
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is to be sent for one model call."""
+
+    messages: list[Message]
+    """The whole conversation it stands for."""
+    ids: list[int]
+    """Wire form: one placeholder per media item."""
+    expanded: list[int]
+    """As the model must see it, counted from our own features."""
+    media: list[Media]
+    """In the order of the placeholders."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a prompt is made: tokens that were recorded, and a piece that is new."""
+
+    messages: list[Message]
+    base_ids: list[int]
+    base_expanded: list[int]
+    base_media: list[Media]
+    piece: Piece | None
+
+    @property
+    def new_media(self) -> list[Media]:
+        """Media whose features the prompt needs."""
+        return self.piece.media if self.piece is not None else []
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A recorded model call."""
+
+    prompt: Prompt
+    response: Message
+    turn: Turn
+    closed: bool
+
+
+class TokenRecorder:
+    """The token record of one episode.
+
+    Each model call is `plan` → (features of `plan.new_media`) → `prompt` → engine → `record`. The longest recorded
+    conversation that the new one begins with supplies the ids; only what follows it is rendered. Where an agent has rewritten
+    history, the whole is rendered anew, and a new training sequence begins.
+
+    Args:
+        renderer: of the model.
+        tools: OpenAI schemas the policy is offered.
+        tools_key: names `tools` in the renderer's cache.
+    """
+
+    def __init__(self, renderer: Renderer, tools: Sequence[dict[str, Any]] = (), tools_key: str = "") -> None:
+        self.renderer = renderer
+        self.processor = renderer.processor
+        self.tools = tools
+        self.tools_key = tools_key
+        self.turns: list[Turn] = []
+        self._calls: list[_Call] = []
+
+    def plan(self, messages: Sequence[Message]) -> Plan:
+        """Find out what is recorded of a conversation, and render the rest.
+
+        Raises:
+            EpisodeError: there is nothing to answer.
+            TokenError: the template or the model does not take these messages.
+        """
+        messages = list(messages)
+        if not messages:
+            raise EpisodeError("no messages to answer")
+        if messages[-1].role == "assistant":
+            raise EpisodeError(
+                "nothing follows the policy's last message: the environment must return an observation or end the episode"
+            )
+        for call in reversed(self._calls):
+            known = [*call.prompt.messages, call.response]
+            if len(messages) > len(known) and _begins_with(messages, known):
+                piece = self.renderer.append(messages[len(known) :], call.closed)
+                return Plan(
+                    messages,
+                    call.prompt.ids + call.turn.response_ids,
+                    call.turn.prompt_ids + call.turn.response_ids,
+                    call.prompt.media,
+                    piece,
+                )
+            if len(messages) == len(known) - 1 and _begins_with(messages, call.prompt.messages):
+                return Plan(messages, call.prompt.ids, call.turn.prompt_ids, call.prompt.media, None)
+        return Plan(messages, [], [], [], self.renderer.prompt(messages, self.tools, self.tools_key))
+
+    def prompt(self, plan: Plan, features: Sequence[MediaFeatures]) -> Prompt:
+        """The ids of a planned prompt.
+
+        Args:
+            plan: from `plan`.
+            features: of `plan.new_media`, in order.
+
+        Raises:
+            TokenError: placeholders and features differ; both counts are given.
+        """
+        if plan.piece is None:
+            return Prompt(plan.messages, plan.base_ids, plan.base_expanded, plan.base_media)
+        expanded = self.renderer.expanded(plan.piece, features)
+        return Prompt(
+            plan.messages, plan.base_ids + plan.piece.ids, plan.base_expanded + expanded, plan.base_media + plan.piece.media
+        )
+
+    def record(self, prompt: Prompt, generation: Generation, media: list[MediaRef], engine: str, seconds: float) -> Turn:
+        """Keep one model call as a turn.
+
+        Args:
+            prompt: what was sent.
+            generation: what came back.
+            media: references of `prompt.media`.
+            engine: URL of the engine.
+            seconds: that the call took.
+
+        Raises:
+            TokenError: the engine saw other tokens, or another number of placeholders, than were sent.
+            EngineError: ids, logprobs and versions of the response do not fit together.
+        """
+        self._check_prompt(prompt, generation.prompt_ids)
+        turn = Turn(
+            prompt_ids=generation.prompt_ids,
+            response_ids=generation.response_ids,
+            response_logprobs=generation.logprobs,
+            weight_versions=generation.weight_versions,
+            finish_reason=generation.finish_reason,
+            media=media,
+            routed_experts=generation.routed_experts,
+            routed_shape=generation.routed_shape,
+            cached_tokens=generation.cached_tokens,
+            seconds=seconds,
+            engine=engine,
+        )
+        self._check_response(turn)
+        self.turns.append(turn)
+        return turn
+
+    def answer(self, prompt: Prompt, turn: Turn) -> AssistantMessage:
+        """The recorded turn as a message; a conversation that goes on from it reuses its tokens."""
+        message = self.processor.parse(turn.response_ids, turn.finish_reason, self.tools)
+        closed = bool(turn.response_ids) and turn.response_ids[-1] in self.processor.eos_ids
+        self._calls.append(_Call(prompt, message, turn, closed))
+        return message
+
+    def _check_prompt(self, prompt: Prompt, seen: list[int]) -> None:
+        if seen == prompt.expanded:
+            return
+        wire = self.processor.collapse(seen)
+        if wire != prompt.ids:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(wire, prompt.ids, strict=False)) if a != b), min(len(wire), len(prompt.ids))
+            )
+            raise TokenError(
+                f"the engine saw other tokens than were sent: {len(wire)} for {len(prompt.ids)} before expansion, "
+                f"the first difference at {at}"
+            )
+        counts = [
+            f"{kind} {number}: {got} for {want}"
+            for number, ((kind, _, want), (_, _, got)) in enumerate(
+                zip(self.processor.placeholders(prompt.expanded), self.processor.placeholders(seen), strict=True)
+            )
+            if want != got
+        ]
+        raise TokenError(
+            f"the engine expanded media to another number of placeholders than our features have ({'; '.join(counts)}); "
+            "engine and trainer must use the same preprocessor settings"
+        )
+
+    def _check_response(self, turn: Turn) -> None:
+        n = len(turn.response_ids)
+        if len(turn.response_logprobs) != n:
+            raise EngineError(f"{turn.engine}: {len(turn.response_logprobs)} logprobs for {n} response tokens")
+        if not all(map(math.isfinite, turn.response_logprobs)):
+            raise EngineError(f"{turn.engine}: a logprob of the response is NaN or infinite")
+        try:
+            token_versions(turn)
+        except JournalError as error:
+            raise EngineError(f"{turn.engine}: {error}") from error
+        if not set(self.processor.placeholder_ids.values()).isdisjoint(turn.response_ids):
+            raise TokenError(f"{turn.engine}: the response holds media placeholders; the engine must never sample them")
+
+
+def _begins_with(messages: list[Message], known: list[Message]) -> bool:
+    return all(a is b or _same(a, b) for a, b in zip(messages, known, strict=False))
+
+
+def _same(a: Message, b: Message) -> bool:
+    """Whether two messages say the same; an agent may have sent ours through JSON and back."""
+    return (
+        a.role == b.role
+        and a.tool_call_id == b.tool_call_id
+        and _spoken(a) == _spoken(b)
+        and [(c.id, c.name, c.arguments) for c in a.tool_calls] == [(c.id, c.name, c.arguments) for c in b.tool_calls]
+    )
+
+
+def _spoken(message: Message) -> list[Any]:
+    """The parts, adjacent texts joined and empty ones left out."""
+    parts: list[Any] = []
+    for part in message.content:
+        if not isinstance(part, Text):
+            parts.append(part)
+        elif parts and isinstance(parts[-1], str):
+            parts[-1] += part.text
+        elif part.text:
+            parts.append(part.text)
+    return parts

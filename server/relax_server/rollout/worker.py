@@ -1,0 +1,383 @@
+"""`RolloutWorker`: plays groups of a run as far as admission allows, makes them durable, and evaluates on the side."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from relax_sdk.config import RunConfig, SamplingParams
+from relax_sdk.errors import ConfigError, JournalError, RelaxError, RunError
+from relax_sdk.media import MediaStore
+from relax_sdk.messages import AssistantMessage, Message
+from relax_sdk.registry import EnvSpec
+from relax_sdk.session import Agent
+from relax_sdk.tasks import TaskSplit, task_splits
+from relax_sdk.trajectory import Group, Trajectory
+from relax_server.engines.base import GenerateRequest
+from relax_server.journal.base import Journal
+from relax_server.rollout.admission import Admission
+from relax_server.rollout.commits import Committer
+from relax_server.rollout.context import RolloutContext, default_agent
+from relax_server.rollout.evaluation import EvalResult, Evaluator
+from relax_server.rollout.group import GroupResult, GroupTask, play_group
+from relax_server.rollout.media import MediaIntake
+from relax_server.rollout.pool import EnginePool
+from relax_server.rollout.recorder import TokenRecorder
+from relax_server.rollout.rendering import Renderer
+from relax_server.rollout.stats import Rate, RolloutStats
+from relax_server.rollout.threads import CallThreads
+
+if TYPE_CHECKING:
+    from relax_server.models.processor import Processor
+
+ENV_THREADS = 256
+MEDIA_THREADS = 4
+ROW_TIMEOUT = 300.0
+"""Seconds for one row of the tasks; a streamed dataset may download first."""
+STOP_TIMEOUT = 10.0
+"""Seconds in which cancelled episodes must end."""
+
+
+class RolloutWorker:
+    """Plays the episodes of one run in one event loop.
+
+    `run()` plays train groups until `stop()`. `update` tells it what the trainer consumed; without that it stops at
+    `(max_staleness + 1) * groups_per_step` groups. `evaluate` and `generate` work with and without `run()`.
+
+    Args:
+        spec: the environment.
+        config: of the run.
+        processor: of the model that the engines serve.
+        engines: hold the current weights.
+        store: media go here.
+        journal: groups go here.
+        run: name of the run in the journal.
+        agent: plays the episodes; default: the built-in tool loop if the environment has tools, else the chat loop.
+
+    Raises:
+        ConfigError: the environment shows media that the model does not take, or has no tasks.
+        RegistryError: the environment or the default agent cannot be found.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        config: RunConfig,
+        processor: Processor,
+        engines: EnginePool,
+        store: MediaStore,
+        journal: Journal,
+        run: str,
+        agent: Agent | None = None,
+    ) -> None:
+        env_class = spec.load()
+        missing = set(env_class.modalities) - processor.modalities
+        if missing:
+            raise ConfigError(
+                f"{spec.id} shows {', '.join(sorted(missing))}, but the model {config.model} takes "
+                f"{', '.join(sorted(processor.modalities)) or 'text only'}; choose another model"
+            )
+        self.spec, self.config, self.run_name = spec, config, run
+        self.processor, self.pool, self.journal = processor, engines, journal
+        self.version = 0
+        self.admission = Admission(config.max_staleness, config.rollout.groups_per_step)
+        self._splits: dict[str, TaskSplit] = task_splits(spec.load_tasks())
+        self._threads = CallThreads("environment", ENV_THREADS)
+        self._media_threads = CallThreads("media", MEDIA_THREADS)
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self.context = RolloutContext(
+            run=run,
+            spec=spec,
+            env_class=env_class,
+            config=config.rollout,
+            agent=agent or default_agent(env_class),
+            renderer=Renderer(processor),
+            intake=MediaIntake(store, processor, self._media_threads, config.rollout.step_timeout),
+            pool=engines,
+            threads=self._threads,
+            slots=asyncio.Semaphore(config.rollout.concurrency),
+            gate=self._gate,
+            routed_experts=config.training.replay_routes,
+        )
+        self._committer = Committer(journal, run)
+        self._changed = asyncio.Event()
+        self._groups: set[asyncio.Task[None]] = set()
+        self._stopping = self._draining = False
+        self._error: BaseException | None = None
+        self._failed_in_a_row = 0
+        self._episodes, self._tokens = Rate(), Rate()
+        self._eval_lock = asyncio.Lock()
+        self._evaluator = Evaluator(self.context, self._committer, self._count)
+        self._calls = itertools.count()
+
+    # ---------------------------------------------------------------------------------------------------- training
+
+    async def run(self) -> None:
+        """Play train groups in task order, as far as admission allows, until `stop` or `drain`.
+
+        After a restart it goes on where the journal ends: groups that are there are not played again, and those not yet
+        consumed count as outstanding.
+
+        Raises:
+            RunError: too many groups in a row had no usable episode, the tasks ran out, or the journal failed.
+        """
+        indices = await self._resume()
+        try:
+            while not (self._stopping or self._draining) and self._error is None:
+                if self.admission.open and self._gate.is_set():
+                    await self._start_group(next(indices))
+                else:
+                    await self._wait_for_change()
+            while self._groups and not self._stopping and self._error is None:
+                await self._wait_for_change()
+        finally:
+            await self._cancel_all()
+        if self._error is not None:
+            raise self._error if isinstance(self._error, RunError) else self._run_error(self._error) from self._error
+
+    def update(self, *, version: int | None = None, consumed: int | None = None, dropped: int | None = None) -> None:
+        """Tell the worker how far training is; called in its event loop.
+
+        To be called whenever weights were published or groups were dropped, and before `run()` when a run goes on: `acked`
+        groups, which the journal knows, are only those inside a checkpoint.
+
+        Args:
+            version: of the weights that all engines hold now.
+            consumed: groups inside published steps, in total since the run began.
+            dropped: groups that were dropped as stale, in total since the run began.
+        """
+        if version is not None:
+            self.version = self.pool.version = version
+        if consumed is not None:
+            self.admission.consumed = consumed
+        if dropped is not None:
+            self.admission.dropped = dropped
+        self._changed.set()
+
+    def pause(self) -> None:
+        """Start no groups and send no model calls until `resume`; calls in flight go on, and no clock runs for those held."""
+        self._gate.clear()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._gate.set()
+        self._changed.set()
+
+    def stop(self) -> None:
+        """End `run` now: episodes in flight are cancelled, their groups are not committed."""
+        self._stopping = True
+        self._changed.set()
+
+    def drain(self) -> None:
+        """End `run` when the groups in flight are committed; no new ones start."""
+        self._draining = True
+        self._changed.set()
+
+    async def close(self) -> None:
+        """Stop everything and let the threads go; the worker cannot be used afterwards."""
+        self.stop()
+        await self._cancel_all()
+        await self._committer.close()
+        self._threads.close()
+        self._media_threads.close()
+
+    async def _resume(self) -> Iterator[int]:
+        """Count what is in the journal; returns the task indices still to play, in order."""
+
+        def read() -> tuple[Any, set[int]]:
+            return self.journal.counts(self.run_name), set(self.journal.task_indices(self.run_name))
+
+        counts, played = await self._media_threads.call(read, limit=ROW_TIMEOUT)
+        admission = self.admission
+        admission.committed = counts.total - counts.empty
+        admission.consumed = max(admission.consumed, counts.acked)
+        admission.dropped = max(admission.dropped, counts.stale)
+        return (index for index in itertools.count() if index not in played)
+
+    async def _start_group(self, index: int) -> None:
+        self.admission.in_flight += 1
+        try:
+            row = await self._row("train", index)
+        except BaseException as error:
+            self.admission.in_flight -= 1
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            self._error = error
+            return
+        rollout = self.config.rollout
+        task = GroupTask(
+            id=f"{self.run_name}/train/{index}",
+            split="train",
+            task_index=index,
+            row=row,
+            size=rollout.group_size,
+            seed=self.config.seed,
+            sampling=self.config.sampling,
+            on_failure=rollout.on_failure,
+            max_retries=rollout.max_retries,
+        )
+        self._launch(self._train_group(task))
+
+    async def _train_group(self, task: GroupTask) -> None:
+        committed = 0
+        try:
+            result = await play_group(self.context, task)
+            if result.group is not None:
+                committed = int(await self._committer.commit(result.group, "train"))
+            self._account(result)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.admission.in_flight -= 1
+            self.admission.committed += committed
+            self._changed.set()
+
+    def _account(self, result: GroupResult) -> None:
+        if result.group is not None:
+            self._failed_in_a_row = 0
+            self._count(result.group.trajectories)
+            return
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= self.config.rollout.max_failed_groups and self._error is None:
+            self._error = RunError(
+                f"run {self.run_name}: {self._failed_in_a_row} groups in a row had no usable episode; the last failure: "
+                f"{result.error or 'no response tokens'}. Mend the environment and resume the run"
+            )
+
+    def _run_error(self, error: BaseException) -> RunError:
+        what = str(error) if isinstance(error, RelaxError) else f"{type(error).__name__}: {error}"
+        return RunError(f"run {self.run_name}: the rollout stopped with {self.admission.committed} groups committed: {what}")
+
+    # -------------------------------------------------------------------------------------------------- evaluation
+
+    async def evaluate(
+        self, limit: int | None = None, greedy: bool = True, *, split: str = "eval", step: int | None = None
+    ) -> EvalResult:
+        """Play a split once, one episode a task, beside training.
+
+        Episodes that fail every time count with reward 0 and in `failures`. Groups go to the journal with split `eval`.
+
+        Args:
+            limit: tasks at most; default: `config.eval.limit`.
+            greedy: with temperature 0.
+            split: of the tasks.
+            step: names the evaluation in the ids of its groups; default: the weight version.
+
+        Raises:
+            ConfigError: there is no such split.
+            RunError: no episode was usable.
+            JournalError: a group could not be written.
+        """
+        if split not in self._splits:
+            raise ConfigError(f"{self.spec.id} has no {split!r} split; there are {', '.join(self._splits)}")
+        sampling = replace(self.config.sampling, temperature=0.0) if greedy else self.config.sampling
+        label = f"{split}/{self.version if step is None else step}" + ("" if greedy else "-sampled")
+        rows = self._splits[split]
+        n = limit or self.config.eval.limit
+        if rows.finite:
+            n = min(n, len(rows))
+        async with self._eval_lock:  # rows of a generator come one after another
+            tasks = [self._eval_task(split, index, await self._row(split, index), sampling) for index in range(n)]
+        return await self._evaluator.play(label, tasks)
+
+    def _eval_task(self, split: str, index: int, row: dict[str, Any], sampling: SamplingParams) -> GroupTask:
+        rollout = self.config.rollout
+        policy = "retry_then_count" if rollout.on_failure == "retry" else "count"
+        return GroupTask("", split, index, row, 1, self.config.seed, sampling, policy, rollout.max_retries)
+
+    # ------------------------------------------------------------------------------------------------------- by hand
+
+    async def generate(self, messages: Sequence[Message], sampling: SamplingParams | None = None) -> AssistantMessage:
+        """Ask the model; nothing is recorded.
+
+        Raises:
+            MediaError, TokenError, EngineError, EpisodeTimeout: as in an episode.
+        """
+        recorder = TokenRecorder(self.context.renderer)
+        plan = recorder.plan(messages)
+        prepared = await self.context.intake.take(plan.new_media)
+        prompt = recorder.prompt(plan, [item.features for item in prepared if item.features is not None])
+        key = f"{self.run_name}/by-hand/{next(self._calls)}"
+        request = GenerateRequest(prompt.ids, sampling or self.config.sampling, tuple(i.item for i in prepared), rid=key)
+        try:
+            generation, url = await self.pool.generate(request, self.config.rollout.turn_timeout, key)
+        finally:
+            self.pool.release(key)
+        turn = recorder.record(prompt, generation, [item.ref for item in prepared], url, 0.0)
+        return recorder.answer(prompt, turn)
+
+    # ------------------------------------------------------------------------------------------------------- display
+
+    async def commit(self, group: Group, split: str) -> bool:
+        """Make a group durable that was played outside `run`.
+
+        Returns:
+            False when it was there already.
+
+        Raises:
+            JournalError: it could not be written.
+        """
+        return await self._committer.commit(group, split)
+
+    @property
+    def splits(self) -> Mapping[str, TaskSplit]:
+        """The tasks by split."""
+        return self._splits
+
+    def stats(self) -> RolloutStats:
+        """A look at the worker now."""
+        tally, admission = self.context.tally, self.admission
+        return RolloutStats(
+            in_flight=admission.in_flight,
+            outstanding=admission.outstanding,
+            limit=admission.limit,
+            committed=admission.committed,
+            consumed=admission.consumed,
+            dropped=admission.dropped,
+            version=self.version,
+            paused=not self._gate.is_set(),
+            states={state: count for state, count in tally.states.items() if count},
+            episodes_per_second=self._episodes.per_second,
+            tokens_per_second=self._tokens.per_second,
+            failures=dict(tally.failures),
+            failed_groups_in_a_row=self._failed_in_a_row,
+            last_errors=list(tally.errors),
+            threads_given_up=self._threads.abandoned + self._media_threads.abandoned,
+            threads_stuck=self._threads.stuck + self._media_threads.stuck,
+            ignored_cancel=tally.ignored_cancel,
+            engines=self.pool.stats(),
+        )
+
+    # ------------------------------------------------------------------------------------------------------- parts
+
+    async def _row(self, split: str, index: int) -> dict[str, Any]:
+        rows = self._splits[split]
+        return await self._media_threads.call(rows.row, index, limit=ROW_TIMEOUT)
+
+    def _count(self, trajectories: Sequence[Trajectory]) -> None:
+        self._episodes.add(len(trajectories))
+        self._tokens.add(sum(t.n_response_tokens for t in trajectories))
+
+    def _launch(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._groups.add(task)
+        task.add_done_callback(self._groups.discard)
+
+    async def _wait_for_change(self) -> None:
+        await self._changed.wait()
+        self._changed.clear()
+
+    async def _cancel_all(self) -> None:
+        for task in [*self._groups]:
+            task.cancel()
+        tasks = [*self._groups, *self.context.tasks]
+        if tasks:
+            with contextlib.suppress(JournalError):
+                await asyncio.wait(tasks, timeout=STOP_TIMEOUT)
