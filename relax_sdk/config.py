@@ -50,7 +50,7 @@ class RolloutConfig:
     max_tokens: int = 4096
     """Prompt and responses of one episode together."""
     on_failure: Literal["retry", "count", "drop"] = "retry"
-    """A failed episode is tried again with the same seed (`max_retries` times, then dropped); kept with reward 0; or dropped."""
+    """A failed episode is tried again with the same seed (`max_retries` times, then dropped); kept with reward 0; dropped."""
     max_retries: int = 1
     max_failed_groups: int = 64
     """The run ends when this many groups in a row have no usable episode."""

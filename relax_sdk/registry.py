@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+import warnings
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from typing import Any
@@ -70,21 +72,24 @@ def register(
     Raises:
         RegistryError: the name is taken by another class, or is empty.
     """
-    if not id or any(c.isspace() for c in id):
-        raise RegistryError(f"an environment's name must be one word, got {id!r}")
+    if not re.fullmatch(r"[\w-]+", id):
+        raise RegistryError(f"an environment's name must be one word of letters, digits, '-' and '_', got {id!r}")
     old = _specs.get(id)
     if old is not None and _qualified(old.entry) != _qualified(entry):
         raise RegistryError(f"{id!r} is already registered as {_qualified(old.entry)}; choose another name")
     spec = EnvSpec(id, entry, tasks, kwargs or {}, defaults or {})
-    _specs[id] = spec
     gym_id = f"{GYM_NAMESPACE}/{id}"
     gymnasium.registry.pop(gym_id, None)
-    gymnasium.register(
-        gym_id,
-        entry_point=lambda **kw: replace(spec, kwargs=spec.kwargs | kw).make(),
-        disable_env_checker=True,  # its passive checker knows no coroutines; `SyncEnv` outside of it runs them
-        additional_wrappers=(WrapperSpec("SyncEnv", "relax_sdk.sync_env:SyncEnv", {}),),
-    )
+    try:
+        gymnasium.register(
+            gym_id,
+            entry_point=lambda **kw: replace(spec, kwargs=spec.kwargs | kw).make(),
+            disable_env_checker=True,  # its passive checker knows no coroutines; `SyncEnv` outside of it runs them
+            additional_wrappers=(WrapperSpec("SyncEnv", "relax_sdk.sync_env:SyncEnv", {}),),
+        )
+    except gymnasium.error.Error as error:
+        raise RegistryError(f"{id!r} cannot be an environment's name: {error}") from error
+    _specs[id] = spec
     return spec
 
 
@@ -120,13 +125,21 @@ def list_envs() -> list[EnvSpec]:
 
 
 def discover() -> None:
-    """Import the modules behind the entry-point group `relax.envs`; each registers its environments when imported."""
+    """Import the modules behind the entry-point group `relax.envs`; each registers its environments when imported.
+
+    A package that cannot be imported is warned of and left out, so that the others stay usable.
+    """
     global _discovered
     if _discovered:
         return
     _discovered = True
     for point in entry_points(group="relax.envs"):
-        point.load()
+        try:
+            point.load()
+        except Exception as error:
+            package = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+            message = f"the environments of {package} cannot be imported ({type(error).__name__}: {error}) and are left out"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def _qualified(entry: type[Env] | str) -> str:

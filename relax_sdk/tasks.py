@@ -38,6 +38,7 @@ class TaskSplit:
                 f"tasks[{name!r}] must be a list, a generator, a datasets.Dataset or a function, got {type(source).__name__}"
             )
         self._next = 0
+        self._peeked: dict[int, Any] = {}
 
     def __len__(self) -> int:
         """Number of rows.
@@ -63,6 +64,8 @@ class TaskSplit:
             row = self._rows[index % len(self._rows)]
         else:
             assert self._iterator is not None
+            if index in self._peeked:
+                return self._mapping(index, self._peeked.pop(index))
             if index < self._next:
                 raise ConfigError(
                     f"tasks[{self.name!r}] is a generator: row {index} has gone by (now at {self._next}); give a list to replay"
@@ -71,6 +74,21 @@ class TaskSplit:
             self._next = index + 1
             if row is None:
                 raise ConfigError(f"tasks[{self.name!r}]: the generator ended before row {index}")
+        return self._mapping(index, row)
+
+    def peek(self, n: int) -> list[dict[str, Any]]:
+        """The first rows, at most `n`, without using them up: a generator's are kept until they are asked for.
+
+        Only before any other row was read.
+        """
+        if self._rows is not None:
+            return [self.row(i) for i in range(min(n, len(self._rows)))]
+        assert self._iterator is not None
+        head = list(itertools.islice(self._iterator, n))
+        self._peeked, self._next = dict(enumerate(head)), len(head)
+        return [self._mapping(i, row) for i, row in enumerate(head)]
+
+    def _mapping(self, index: int, row: Any) -> dict[str, Any]:
         if not isinstance(row, Mapping):
             raise ConfigError(f"tasks[{self.name!r}] row {index} must be a mapping, got {type(row).__name__}")
         return dict(row)

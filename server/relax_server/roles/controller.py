@@ -279,7 +279,7 @@ class Controller:
         self.rollout.send(Published(self.step, self.consumed, self.dropped))
         metrics = {"step": self.step, "time": time.time()} | message.metrics
         metrics |= dict(seconds_load=pause, dropped_total=self.dropped, tokens_per_second=self.token_rate(metrics))
-        metrics |= {f"rollout_{k}": v for k, v in self.stats.items() if isinstance(v, (int, float)) and k != "time"}
+        metrics |= {f"rollout_{k}": v for k, v in self.stats.items() if isinstance(v, (int, float))}
         self.metrics[self.step] = metrics
         self.metrics.pop(self.step - 512, None)
         self.write(metrics)

@@ -70,6 +70,7 @@ class PolicyRole:
             optimizer=config.optimizer,
             training=config.training,
             total_steps=config.steps,
+            temperature=config.sampling.temperature,
             seed=config.seed,
         )
         self.unsaved: list[str] = []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import queue
 import threading
-import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from relax_sdk.errors import RelaxError, RunError
 from relax_sdk.media import MediaStore
 from relax_sdk.run import Evaluation
+from relax_server.engines.http import HttpEngine
 from relax_server.journal import open_journal
 from relax_server.models.processor import Processor
 from relax_server.roles.channel import Channel
@@ -55,13 +56,12 @@ class RolloutRole:
         self.processor = Processor.load(first.model_path)
         self.store = MediaStore(layout.media)
         self.journal = open_journal(layout.journal)
-        self.pool = EnginePool(first.engines, media_root=layout.media)
+        self.pool = EnginePool(HttpEngine(url, layout.media) for url in first.engines)
         self.worker = RolloutWorker(
             first.spec, first.config, self.processor, self.pool, self.store, self.journal, first.run, agent=first.agent
         )
         self.tasks: set[asyncio.Task[None]] = set()
         self.arrived: asyncio.Queue[Any] = asyncio.Queue()
-        self.warned = 0
 
     async def serve(self, inbox: queue.SimpleQueue[Any]) -> None:
         """Handle messages until a `Stop`; a task that fails ends the process with its error."""
@@ -107,7 +107,7 @@ class RolloutRole:
         elif isinstance(message, Published):
             self.worker.update(version=message.version, consumed=message.consumed, dropped=message.dropped)
         elif isinstance(message, SetEngines):
-            await self.pool.set_urls(message.urls)
+            await self.set_engines(message.urls)
         elif isinstance(message, Evaluate):
             self.spawn(self.evaluate(message))
         elif isinstance(message, Chat):
@@ -117,10 +117,17 @@ class RolloutRole:
         else:
             raise RunError(f"the rollout role does not know {type(message).__name__}")
 
+    async def set_engines(self, urls: tuple[str, ...]) -> None:
+        """Let new engines join and forget those that are gone."""
+        for url in urls:
+            self.pool.add(HttpEngine(url, self.store.root))
+        for url in {engine.url for engine in self.pool.engines} - set(urls):
+            await self.pool.remove(url)
+
     async def evaluate(self, message: Evaluate) -> None:
         result = await self.worker.evaluate(message.limit, split=message.split, step=message.step)
         evaluation = Evaluation(result.mean_reward, result.ci95, result.n, result.components, result.failures)
-        self.channel.send(Evaluated(message.step, evaluation, result.version_min, result.version_max))
+        self.channel.send(Evaluated(message.step, evaluation, result.version_min or 0, result.version_max or 0))
 
     async def chat(self, message: Chat) -> None:
         try:
@@ -130,27 +137,26 @@ class RolloutRole:
             self.channel.send(ChatDone(message.id, None, f"{type(error).__name__}: {error}"))
 
     async def warm_up(self, message: MakeWarmup) -> None:
-        config = self.first.config
-        made = await make_warmup(
-            self.first.spec, config, self.processor, self.store, self.journal, self.first.run, message.groups
-        )
+        made = await make_warmup(self.worker, message.groups, self.first.config.warmup.batch_size)
         self.channel.send(WarmupMade(made))
 
     async def report(self) -> None:
-        """Figures once a second, and the errors that are new."""
+        """Figures once a second, and the failures that are new."""
+        warned = 0
         while True:
             stats = self.worker.stats()
-            self.channel.send(RolloutStats(stats | {"time": time.time()}))
-            errors = stats.get("errors_total", 0)
-            if errors > self.warned:
-                last = (stats.get("last_errors") or ["?"])[-1]
-                self.channel.send(Warn(f"{errors - self.warned} episodes failed; last: {last}"))
-                self.warned = errors
+            self.channel.send(RolloutStats(dataclasses.asdict(stats)))
+            failed = sum(stats.failures.values())
+            if failed > warned:
+                last = stats.last_errors[-1] if stats.last_errors else "?"
+                self.channel.send(Warn(f"{failed - warned} episode attempts failed; the last: {last}"))
+                warned = failed
             await asyncio.sleep(STATS_SECONDS)
 
     async def close(self) -> None:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.worker.close()
         await self.pool.close()
         self.journal.close()

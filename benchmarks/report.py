@@ -1,0 +1,64 @@
+"""Tables and JSON of the benchmarks, with the machine they ran on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, Python and load: what a figure has to be read with."""
+    model = platform.processor() or "unknown"
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = lines[0].split(":", 1)[1].strip() if lines else model
+    return {
+        "processor": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 2),
+        "commit": _commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent)
+    return done.stdout.strip() or "unknown"
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as a Markdown table; the first row's keys are the columns."""
+    if not rows:
+        return "(no rows)"
+    names = list(rows[0])
+    cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
+    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in cells]
+    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.1e}" if value != 0 and abs(value) < 1e-3 else f"{value:,.3f}".rstrip("0").rstrip(".")
+    return "–" if value is None else str(value)
+
+
+def save(name: str, rows: Sequence[dict[str, Any]], **more: Any) -> None:
+    """Print a table and write `results/<name>.json`."""
+    where = machine()
+    print(f"\n{name} · {where['processor']}, {where['cores']} cores, {where['date']}\n\n{table(rows)}\n", flush=True)
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"machine": where, "rows": list(rows)} | more, indent=1, default=float) + "\n")
+    print(f"written: {path}")
