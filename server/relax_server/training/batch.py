@@ -191,18 +191,22 @@ def _positions(
     """Positions of all tokens. Up to the last placeholder they come from the processor, once per distinct beginning; text
     after it counts on from the largest coordinate."""
     out = np.empty((3, len(ids)), np.float32)
-    known: dict[bytes, np.ndarray] = {}
-    is_media = keys >= processor.vocab_size
+    known: dict[bytes, tuple[np.ndarray, float]] = {}
+    media_at = np.flatnonzero(keys >= processor.vocab_size)
+    last = np.searchsorted(media_at, start[1:]) - 1  # of media_at, at or before each sample's end
+    count = np.arange(int(np.diff(start).max(initial=0)), dtype=np.float64)
+    bounds = start.tolist()
     for i, sample in enumerate(samples):
-        a, b = int(start[i]), int(start[i + 1])
+        a, b = bounds[i], bounds[i + 1]
         if not sample.media:
-            out[:, a:b] = np.arange(b - a)
+            out[:, a:b] = count[: b - a]
             continue
-        cut = b - int(np.argmax(is_media[a:b][::-1]))
+        cut = int(media_at[last[i]]) + 1
         name = keys[a:cut].tobytes()
         if name not in known:
-            known[name] = processor.positions(ids[a:cut].tolist(), [features[ref.sha256] for ref in sample.media])
-        begin = known[name]
+            begin = processor.positions(ids[a:cut].tolist(), [features[ref.sha256] for ref in sample.media])
+            known[name] = begin, float(begin.max()) + 1
+        begin, after = known[name]
         out[:, a:cut] = begin
-        out[:, cut:b] = float(begin.max()) + 1 + np.arange(b - cut)
+        out[:, cut:b] = after + count[: b - cut]
     return out

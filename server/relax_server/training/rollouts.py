@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,8 +35,11 @@ class Rollouts:
     def split(self, n: int) -> list[list[int]]:
         """Indices of the samples in at most `n` parts of whole groups."""
         groups = sorted(set(self.group))
-        parts = np.array_split(np.array(groups, np.int64), min(n, len(groups)))
-        return [[i for i, g in enumerate(self.group) if g in set(part.tolist())] for part in parts]
+        part_of = {int(g): p for p, part in enumerate(np.array_split(groups, min(n, len(groups)))) for g in part}
+        parts: list[list[int]] = [[] for _ in range(min(n, len(groups)))]
+        for i, g in enumerate(self.group):
+            parts[part_of[g]].append(i)
+        return parts
 
 
 def group_advantages(group: Group, algorithm: AlgorithmConfig) -> list[list[float]]:
@@ -62,7 +64,7 @@ def collect(groups: Sequence[Group], algorithm: AlgorithmConfig) -> Rollouts:
     for index, group in enumerate(groups):
         own = [t.reward for t in group.trajectories]
         rewards += own
-        spreads.append(statistics.pstdev(own) if own else 0.0)
+        spreads.append(float(np.std(own)) if own else 0.0)
         for trajectory, advantages in zip(group.trajectories, group_advantages(group, algorithm), strict=True):
             for sample in trajectory.samples():
                 out.samples.append(sample)
@@ -74,8 +76,8 @@ def collect(groups: Sequence[Group], algorithm: AlgorithmConfig) -> Rollouts:
         out.trajectories,
         out.group,
         out.advantages,
-        reward=statistics.fmean(rewards) if rewards else 0.0,
-        reward_std=statistics.fmean(spreads) if spreads else 0.0,
+        reward=float(np.mean(rewards)) if rewards else 0.0,
+        reward_std=float(np.mean(spreads)) if spreads else 0.0,
         zero_variance_groups=sum(len({t.reward for t in g.trajectories}) <= 1 for g in groups),
     )
 

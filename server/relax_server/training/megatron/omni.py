@@ -36,6 +36,14 @@ class _HandBack(torch.autograd.Function):
         return (gradient, None, *(leaf.grad for leaf in ctx.leaves.tensors))
 
 
+class _ChannelsLast(torch.nn.Conv2d):
+    """The same convolution with channels innermost, for which oneDNN's backward pass is 2 to 4 times as fast on a CPU."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        layout = torch.channels_last
+        return super()._conv_forward(input.contiguous(memory_format=layout), weight.contiguous(memory_format=layout), bias)
+
+
 class OmniModel(TextModel):
     """Every media item of a forest passes its tower once; its embeddings replace placeholders wherever they occur.
 
@@ -58,6 +66,10 @@ class OmniModel(TextModel):
             for parameter in tower.parameters():  # not `.to(dtype)`: position buffers stay float32, as in from_pretrained
                 parameter.data = parameter.data.to(config.params_dtype)
             tower.to(device)
+        if device.type == "cpu":
+            for module in self.audio_tower.modules():
+                if type(module) is torch.nn.Conv2d:
+                    module.__class__ = _ChannelsLast
         self._deep: list[Tensor] = []
         self._deep_tokens: Tensor | None = None
         for i in range(len(hf_config.vision_config.deepstack_visual_indexes)):

@@ -61,7 +61,7 @@ class MegatronTrainer:
         """
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
-        self.model.train()
+        self._mode(training=True)
         numbers = iter(range(len(inputs)))
 
         def forward_step(data: Iterator[int], ddp: torch.nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
@@ -89,6 +89,10 @@ class MegatronTrainer:
         RouterReplay.clear_global_router_replay_action()
         return results
 
+    def _mode(self, training: bool) -> None:
+        if self.model.training != training:  # walks all modules
+            self.model.train(training)
+
     def step(self, lr: float) -> float:
         """Clip and apply the accumulated gradients.
 
@@ -103,7 +107,7 @@ class MegatronTrainer:
     @torch.no_grad()
     def forward(self, inputs: ForestInputs) -> Tensor:
         """Logits [r, v] of one forest, without gradient."""
-        self.model.eval()
+        self._mode(training=False)
         _begin_replay(inputs)
         try:
             return self.model(inputs)
