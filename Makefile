@@ -31,7 +31,7 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest
 
 lint: $(STAMP)
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/lint-imports
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python && $(BIN)/lint-imports
 
 clean:
 	rm -rf $(VENV) build dist

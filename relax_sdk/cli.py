@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from relax_sdk.config import Mode
 from relax_sdk.errors import ConfigError, RelaxError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Relax Gym.")
@@ -22,7 +23,7 @@ def train(
     env: Annotated[str | None, typer.Argument(help="A registered name or package.module:Class.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     model: Annotated[str | None, typer.Option(help="A built-in name or a Hugging Face folder.")] = None,
-    mode: Annotated[str | None, typer.Option(help="async or colocate.")] = None,
+    mode: Annotated[Mode | None, typer.Option(help="async or colocate.")] = None,
     max_staleness: Annotated[int | None, typer.Option(help="0 is on-policy.")] = None,
     seed: Annotated[int, typer.Option()] = 0,
     folder: Annotated[Path | None, typer.Option(help="Where the run is kept.")] = None,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from relax_sdk.errors import ConfigError
 
@@ -13,6 +16,35 @@ Mode = Literal["async", "colocate"]
 def _require(ok: bool, owner: object, name: str, allowed: str) -> None:
     if not ok:
         raise ConfigError(f"{type(owner).__name__}.{name} = {getattr(owner, name)!r}; allowed: {allowed}")
+
+
+_hints = cache(get_type_hints)
+
+
+def _check_types(owner: object) -> None:
+    """Compare every plain field with its annotation: numbers, words, choices, lists of token ids, `None` where allowed.
+
+    Lists become tuples, as YAML and JSON know no others.
+
+    Raises:
+        ConfigError: a value of another type; NaN; a word that is not among the choices.
+    """
+    for name, kind in _hints(type(owner)).items():
+        value = getattr(owner, name)
+        if kind == tuple[int, ...]:
+            ok = isinstance(value, Sequence) and all(type(item) is int for item in value)
+            _require(ok, owner, name, "a list of integers")
+            object.__setattr__(owner, name, tuple(value))
+        elif get_origin(kind) is Literal:
+            _require(value in get_args(kind), owner, name, ", ".join(map(str, get_args(kind))))
+        elif value is None and type(None) in get_args(kind):
+            continue
+        elif int in (kind, *get_args(kind)):
+            _require(type(value) is int, owner, name, "an integer")
+        elif kind is float:
+            _require(type(value) in (int, float) and not math.isnan(value), owner, name, "a number")
+        elif kind in (bool, str):
+            _require(type(value) is kind, owner, name, "true or false" if kind is bool else "text")
 
 
 @dataclass(frozen=True)
@@ -31,6 +63,7 @@ class SamplingParams:
     sampling_seed: int | None = None
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _require(self.max_new_tokens >= 1, self, "max_new_tokens", "1 or more")
         _require(self.temperature >= 0, self, "temperature", "0 (greedy) or more")
         _require(0 < self.top_p <= 1, self, "top_p", "above 0, at most 1")
@@ -65,11 +98,14 @@ class RolloutConfig:
     episode_timeout: float = 600.0
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _require(self.groups_per_step >= 1, self, "groups_per_step", "1 or more")
         _require(self.group_size >= 1, self, "group_size", "1 or more")
         _require(self.max_turns >= 1, self, "max_turns", "1 or more")
+        _require(self.max_tokens >= 1, self, "max_tokens", "1 or more")
         _require(self.max_retries >= 0, self, "max_retries", "0 or more")
-        _require(self.on_failure in ("retry", "count", "drop"), self, "on_failure", "retry, count, drop")
+        _require(self.max_failed_groups >= 1, self, "max_failed_groups", "1 or more")
+        _require(self.concurrency >= 1, self, "concurrency", "1 or more")
         for name in ("reset_timeout", "turn_timeout", "step_timeout", "score_timeout", "episode_timeout"):
             _require(getattr(self, name) > 0, self, name, "above 0 seconds")
 
@@ -97,13 +133,11 @@ class AlgorithmConfig:
     """Optimizer steps taken on each batch; the batch is split by groups."""
 
     def __post_init__(self) -> None:
-        _require(self.advantage in ("grpo", "dr_grpo", "rloo"), self, "advantage", "grpo, dr_grpo, rloo")
-        _require(self.credit in ("trajectory", "turn"), self, "credit", "trajectory, turn")
+        _check_types(self)
         _require(0 < self.clip_low < 1, self, "clip_low", "between 0 and 1")
         _require(self.clip_high > 0, self, "clip_high", "above 0")
         _require(self.entropy_coef >= 0, self, "entropy_coef", "0 or more")
         _require(self.kl_coef >= 0, self, "kl_coef", "0 or more")
-        _require(self.old_logprobs in ("recompute", "engine"), self, "old_logprobs", "recompute, engine")
         _require(self.tis_clip >= 0, self, "tis_clip", "0 (off) or more")
         _require(self.updates_per_batch >= 1, self, "updates_per_batch", "1 or more")
 
@@ -124,9 +158,14 @@ class OptimizerConfig:
     clip_grad: float = 1.0
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _require(self.lr > 0, self, "lr", "above 0")
         _require(self.warmup_steps >= 0, self, "warmup_steps", "0 or more")
         _require(0 <= self.min_lr_ratio <= 1, self, "min_lr_ratio", "0 to 1")
+        _require(0 <= self.beta1 < 1, self, "beta1", "0 or more, below 1")
+        _require(0 <= self.beta2 < 1, self, "beta2", "0 or more, below 1")
+        _require(self.eps > 0, self, "eps", "above 0")
+        _require(self.weight_decay >= 0, self, "weight_decay", "0 or more")
         _require(self.clip_grad > 0, self, "clip_grad", "above 0")
 
     def lr_at(self, step: int, total: int) -> float:
@@ -155,9 +194,11 @@ class TrainingConfig:
     threads: int = 1
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _require(self.token_budget >= 64, self, "token_budget", "64 or more")
         _require(self.checkpoint_every >= 1, self, "checkpoint_every", "1 or more")
         _require(self.keep_checkpoints >= 1, self, "keep_checkpoints", "1 or more")
+        _require(self.threads >= 1, self, "threads", "1 or more")
 
 
 @dataclass(frozen=True)
@@ -170,6 +211,7 @@ class EvalConfig:
     """Tasks played at most."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _require(self.every >= 0, self, "every", "0 (only at the end) or more")
         _require(self.limit >= 1, self, "limit", "1 or more")
 
@@ -178,12 +220,19 @@ class EvalConfig:
 class WarmupConfig:
     """A supervised warm-up on the *form* of an action, with contents drawn at random: it says nothing about the answers.
 
-    The texts come from the environment's `format_examples(rng)`.
+    The texts come from the environment's `format_example(rng)`.
     """
 
     steps: int = 0
+    """0: none."""
     batch_size: int = 16
     lr: float = 5e-4
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _require(self.steps >= 0, self, "steps", "0 (none) or more")
+        _require(self.batch_size >= 1, self, "batch_size", "1 or more")
+        _require(self.lr > 0, self, "lr", "above 0")
 
 
 @dataclass(frozen=True)
@@ -207,10 +256,10 @@ class RunConfig:
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _require(self.steps >= 1, self, "steps", "1 or more")
         _require(self.max_staleness >= 0, self, "max_staleness", "0 or more")
         _require(self.engines >= 1, self, "engines", "1 or more")
-        _require(self.mode in ("async", "colocate"), self, "mode", "async, colocate")
         if self.mode == "colocate" and self.max_staleness != 0:
             raise ConfigError(
                 f"mode='colocate' alternates generation and training, so max_staleness must be 0, got {self.max_staleness}"

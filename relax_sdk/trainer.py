@@ -99,16 +99,15 @@ class Trainer:
         if unknown:
             raise ConfigError(f"{self.spec.id}: unknown defaults {sorted(unknown)}; there are {sorted(SECTIONS)}")
         sections = {name: _section(name, defaults.get(name), given[name]) for name in SECTIONS}
-        mode = mode or defaults.get("mode") or "async"
-        if max_staleness is None:
-            max_staleness = 0 if mode == "colocate" else defaults.get("max_staleness", 1)
+        chosen: Mode = mode if mode is not None else defaults.get("mode", "async")
+        stale: int = defaults.get("max_staleness", 0 if chosen == "colocate" else 1)
         self.config = RunConfig(
             env=self.spec.id,
             model=model or defaults.get("model") or "relax/tiny-omni",
             steps=defaults.get("steps", 200),
             seed=seed,
-            mode=mode,
-            max_staleness=max_staleness,
+            mode=chosen,
+            max_staleness=max_staleness if max_staleness is not None else stale,
             engines=engines,
             **sections,
         )

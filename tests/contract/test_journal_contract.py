@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from relax_server.journal import open_journal
+from relax_server.journal.base import Journal, JournalCounts
 from sample_groups import ManualClock, make_group
 
 from relax_sdk.errors import ConfigError, JournalError
-from relax_server.journal import open_journal
-from relax_server.journal.base import Journal, JournalCounts
 
 Open = Callable[[], Journal]
 RUN, TTL = "run-1", 60.0
@@ -146,7 +146,9 @@ def test_groups_that_are_too_old_are_dropped_and_counted_even_when_nothing_is_le
     assert (found.leases, found.dropped) == ([], 2)
     assert journal.counts(RUN) == JournalCounts(ready=1, stale=2)
     assert journal.lease(1, RUN, "a", 4, 2, TTL).dropped == 0
-    assert lease(journal, 1, "b", version=1, k=9) == [], "what was dropped is never served, also not to a consumer that is behind"
+    assert lease(journal, 1, "b", version=1, k=9) == [], (
+        "what was dropped is never served, also not to a consumer that is behind"
+    )
 
 
 def test_the_oldest_token_decides(journal: Journal) -> None:
@@ -323,8 +325,8 @@ def test_a_trainer_that_restarts_gets_exactly_what_came_after_its_checkpoint(ope
     assert again.restore(RUN, "a", 1) == 0
     assert lease(again, 4) == ["c", "d", "e", "f"]
     assert again.counts(RUN) == JournalCounts(leased=4, acked=2)
+    assert again.restore(RUN, "a", 1) == 4
     with pytest.raises(JournalError, match="not leased"):
-        again.restore(RUN, "a", 1)
         again.ack(["c"], RUN, "a", 2)
 
 
@@ -373,7 +375,13 @@ def test_trajectories_are_listed_newest_first(journal: Journal, clock: ManualClo
     assert [row.id for row in journal.trajectories(RUN, limit=2, offset=1)] == ["e-0", "g-1"]
     assert [row.id for row in journal.trajectories(RUN, split="train")] == ["g-1", "g-0"]
     silent, spoken = rows[2:]
-    assert (spoken.group_id, spoken.env, spoken.split, spoken.task_index, spoken.status) == ("g", "tone-v0", "train", 5, "completed")
+    assert (spoken.group_id, spoken.env, spoken.split, spoken.task_index, spoken.status) == (
+        "g",
+        "tone-v0",
+        "train",
+        5,
+        "completed",
+    )
     assert (spoken.version_min, spoken.version_max, spoken.n_tokens, spoken.reward) == (3, 3, 4, 0.0)
     assert (silent.version_min, silent.n_tokens, silent.status, silent.rewards) == (None, 0, "failed", {"env": 1.0})
     assert spoken.created_at == clock.now - 1

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2VLImageProcessorPil, Qwen3OmniMoeThinkerForConditionalGeneration
-
-from relax_sdk import AssistantMessage, Audio, ConfigError, Image, Message, Text, TokenError, ToolCall, Video
 from relax_server.models.catalog import resolve_model
 from relax_server.models.media_features import audio_tokens, fit_size, patchify
 from relax_server.models.processor import Processor
 from relax_server.models.tool_calls import split_tool_calls
+from transformers import Qwen2VLImageProcessorPil, Qwen3OmniMoeThinkerForConditionalGeneration
+
+from relax_sdk import AssistantMessage, Audio, ConfigError, Image, Message, Text, TokenError, ToolCall, Video
 
 TOOLS = [{"type": "function", "function": {"name": "guess", "parameters": {"properties": {"number": {"type": "integer"}}}}}]
 
@@ -117,11 +117,11 @@ def test_a_call_that_cannot_be_read_says_so(text):
 
 
 def test_placeholder_mismatches_name_both_counts(omni, parts):
-    with pytest.raises(TokenError, match="1 media placeholders .* for 0 media"):
+    with pytest.raises(TokenError, match=r"1 media placeholders .* for 0 media"):
         omni.render([Message("user", (Text("<|image_pad|>"),))])
     sound = parts["audio"]
     item = omni.features(sound.bytes(), sound.ref.sha256, "audio")
-    with pytest.raises(TokenError, match="0 media placeholders .* but 1 media"):
+    with pytest.raises(TokenError, match=r"0 media placeholders .* but 1 media"):
         omni.expand([20, 21], [item])
     ids = omni.expand(omni.render([Message("user", (sound,))]).ids, [item])
     with pytest.raises(TokenError, match="placeholders"):

@@ -39,7 +39,7 @@ def env_class(reply: str = "hello") -> type[relax.Env]:
 
 
 class Other(relax.Env):
-    tasks = [{"x": 1}]
+    tasks = ({"x": 1},)
 
 
 def rows() -> list[dict[str, int]]:
@@ -69,7 +69,7 @@ def test_running_a_notebook_cell_again_replaces_the_class() -> None:
 
 def test_a_name_taken_by_another_class() -> None:
     register("greeter-v0", env_class())
-    with pytest.raises(RegistryError, match="'greeter-v0' is already registered as .*Greeter; choose another name"):
+    with pytest.raises(RegistryError, match=r"'greeter-v0' is already registered as .*Greeter; choose another name"):
         register("greeter-v0", Other)
     assert get_spec("greeter-v0").load().__name__ == "Greeter"
 
@@ -91,9 +91,7 @@ def test_a_name_that_gymnasium_refuses_is_not_half_registered() -> None:
 def test_an_unknown_name_lists_what_there_is() -> None:
     register("b-v0", env_class())
     register("a-v0", Other)
-    with pytest.raises(
-        RegistryError, match="unknown environment 'c-v0'; registered: a-v0, b-v0; or name it 'package.module:Class'"
-    ):
+    with pytest.raises(RegistryError, match=r"unknown environment 'c-v0'; registered: a-v0, b-v0; or name it 'package\."):
         get_spec("c-v0")
 
 
@@ -123,7 +121,7 @@ def test_import_strings_that_lead_nowhere(entry: str, why: str) -> None:
 
 def test_a_class_that_is_not_registered_brings_its_own_tasks() -> None:
     spec = get_spec(Other)
-    assert spec == EnvSpec("Other", Other, [{"x": 1}])
+    assert spec == EnvSpec("Other", Other, ({"x": 1},))
     with pytest.raises(RegistryError, match="not a subclass"):
         get_spec(int).load()  # type: ignore[arg-type]
 

@@ -69,7 +69,7 @@ def _tiny_omni(folder: Path, seed: int) -> None:
     ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in SPECIAL.items()}
     width, heads, tower, layers = 128, 4, 64, 3
     third = width // heads // 6
-    config = Qwen3OmniMoeThinkerConfig(
+    settings: dict[str, Any] = dict(
         text_config=dict(
             vocab_size=len(tokenizer),
             hidden_size=width,
@@ -122,6 +122,7 @@ def _tiny_omni(folder: Path, seed: int) -> None:
         user_token_id=tokenizer.convert_tokens_to_ids("u"),
         pad_token_id=tokenizer.pad_token_id,
     )
+    config = Qwen3OmniMoeThinkerConfig(**settings)
     _save(folder, lambda: Qwen3OmniMoeThinkerForConditionalGeneration(config), tokenizer, seed, torch)
     (folder / "preprocessor_config.json").write_text(
         json.dumps(

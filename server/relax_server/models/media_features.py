@@ -75,7 +75,7 @@ class FeatureExtractor:
         from transformers import WhisperFeatureExtractor
 
         self.config = config
-        self._mel = WhisperFeatureExtractor(feature_size=config.mels, sampling_rate=SAMPLING_RATE)
+        self._mel: Any = WhisperFeatureExtractor(feature_size=config.mels, sampling_rate=SAMPLING_RATE)
 
     def __call__(self, data: bytes, kind: Kind) -> MediaFeatures:
         """Features of one item.

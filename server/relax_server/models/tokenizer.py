@@ -19,7 +19,8 @@ CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool
 
 CHAT_TEMPLATE = (
     "{%- if tools -%}<|im_start|>system{{ '\n' }}"
-    "{%- for t in tools -%}{{ t.function.name }}({{ t.function.parameters.properties | list | join(',') }}){{ '\n' }}{%- endfor -%}"
+    "{%- for t in tools -%}{{ t.function.name }}({{ t.function.parameters.properties | list | join(',') }}){{ '\n' }}"
+    "{%- endfor -%}"
     "<|im_end|>\n{%- endif -%}"
     "{%- for m in messages -%}<|im_start|>{{ m.role }}{{ '\n' }}"
     "{%- if m.content is string -%}{{ m.content }}"

@@ -136,10 +136,12 @@ def _check_trained(trained: Trained, n_inputs: np.ndarray, processor: Processor)
     if not n_inputs.all():
         raise TokenError(f"sample {int(np.argmin(n_inputs))} has no trained token with another token before it")
     if (trained.at == 0).any():
-        raise TokenError(f"sample {int(trained.sample[trained.at == 0][0])}: its first token has loss mask 1, so nothing predicts it")
+        sample = int(trained.sample[trained.at == 0][0])
+        raise TokenError(f"sample {sample}: its first token has loss mask 1, so nothing predicts it")
     banned = np.isin(trained.target, processor.banned_ids)
     if banned.any():
-        raise TokenError(f"{int(banned.sum())} trained tokens are ones that must never be sampled: {np.unique(trained.target[banned])}")
+        tokens = np.unique(trained.target[banned]).tolist()
+        raise TokenError(f"{int(banned.sum())} trained tokens are ones that must never be sampled: {tokens}")
     if not np.isfinite(trained.logprob).all():
         raise TokenError(f"{int((~np.isfinite(trained.logprob)).sum())} trained tokens have a logprob that is not finite")
 
@@ -165,7 +167,7 @@ def _keys(
             known[names] = np.concatenate(spans) if spans else np.zeros(0, np.int64)
         if len(known[names]) != counts[i]:
             raise TokenError(
-                f"sample {i}: {counts[i]} media placeholders, but its {len(names)} media items have {len(known[names])} embeddings"
+                f"sample {i}: {counts[i]} media placeholders, but {len(known[names])} embeddings of {len(names)} media items"
             )
         wanted.append(known[names])
     keys = ids.copy()
@@ -175,7 +177,7 @@ def _keys(
         wrong = kinds[rows // MEDIA_SPAN] != ids[placeholders]
         if wrong.any():
             sample = int(np.searchsorted(start, placeholders[wrong][0], "right") - 1)
-            raise TokenError(f"sample {sample}: {int(wrong.sum())} placeholders are of another kind than the media in their places")
+            raise TokenError(f"sample {sample}: {int(wrong.sum())} placeholders are of another kind than their media")
         keys[placeholders] = processor.vocab_size + rows
     return keys, tuple(media)
 

@@ -30,22 +30,23 @@ class StepMetrics:
     | `kl` | k3 against the reference; 0 without one |
     | `policy_kl` | k3 against the policy that the ratio is taken against |
     | `clip_fraction`, `ratio_mean`, `ratio_max`, `tis_mean` | of the clipped loss and its correction |
-    | `logprob_gap_mean`, `logprob_gap_max` | abs difference of the engine's and the trainer's logprobs before the first update |
+    | `logprob_gap_mean`, `logprob_gap_max` | abs difference of engine and trainer before the first update |
     | `zero_variance_groups` | groups whose rewards are all equal |
     | `staleness_mean`, `staleness_max` | version of the step minus version of each token |
     | `n_groups`, `n_samples`, `n_response_tokens` | size of the batch |
-    | `forest_tokens`, `forests`, `padded_tokens`, `shared` | tokens computed, in how many micro-batches; tokens of a padded rectangle; 1 if prefixes were shared |
+    | `forest_tokens`, `forests` | tokens computed, and in how many micro-batches |
+    | `padded_tokens`, `shared` | tokens of a padded rectangle instead; 1 if prefixes were shared |
     | `updates` | optimizer steps taken |
     | `seconds_…` | plan, features, logprobs, forward_backward, optimizer, total |
     """
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
-        self._sums = dict.fromkeys(SUMS, 0.0)
+        self._sums: dict[str, float] = dict.fromkeys(SUMS, 0.0)
         self._max = {"ratio_max": 0.0, "logprob_gap_max": 0.0}
         self._gap, self._gap_n = 0.0, 0
         self._norms: list[float] = []
-        self._seconds = dict.fromkeys(("plan", "features", "logprobs", "forward_backward", "optimizer"), 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(("plan", "features", "logprobs", "forward_backward", "optimizer"), 0.0)
         self._began = time.perf_counter()
 
     @contextlib.contextmanager
@@ -57,9 +58,7 @@ class StepMetrics:
         finally:
             self._seconds[stage] += time.perf_counter() - began
 
-    def describe(
-        self, rollouts: Rollouts, batch: Batch, parts: Sequence[Sequence[Forest]], version: int, shared: bool
-    ) -> None:
+    def describe(self, rollouts: Rollouts, batch: Batch, parts: Sequence[Sequence[Forest]], version: int, shared: bool) -> None:
         """What is known before anything is computed."""
         staleness = version - batch.trained.version
         self.values |= {

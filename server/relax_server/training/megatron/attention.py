@@ -139,7 +139,7 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, end: tor
     Returns:
         [t, heads * d].
     """
-    t, heads, d = query.shape
+    _, heads, d = query.shape
     repeat = heads // key.shape[1]
     layout = plan(end)
     results = []
@@ -212,4 +212,5 @@ def block_spec(moe_layers: Sequence[bool], num_experts: int | None, qk_layernorm
     """All decoder layers; `moe_layers` says which of them are mixtures of experts."""
     dense = layer_spec(None, qk_layernorm)
     moe = layer_spec(num_experts, qk_layernorm) if any(moe_layers) else dense
-    return TransformerBlockSubmodules(layer_specs=[moe if sparse else dense for sparse in moe_layers], layer_norm=RMSNorm)
+    norm: Any = RMSNorm
+    return TransformerBlockSubmodules(layer_specs=[moe if sparse else dense for sparse in moe_layers], layer_norm=norm)

@@ -43,7 +43,7 @@ def _plain(data: Any) -> Any:
 def _write_in_this_process() -> Iterator[None]:
     """Megatron forks writers and keeps a server process for their results, which outlives a killed trainer, and it waits
     without limit for writers that died. A synchronous save needs neither."""
-    writer = filesystem_async.FileSystemWriterAsync
+    writer: Any = filesystem_async.FileSystemWriterAsync
     name = "write_preloaded_data_multiproc"
     original = writer.__dict__[name]
 
@@ -66,6 +66,11 @@ def _write_in_this_process() -> Iterator[None]:
     finally:
         setattr(writer, name, original)
         filesystem_async._results_queue = before
+
+
+def _tracker() -> Any:
+    """Megatron's generators."""
+    return get_cuda_rng_tracker()
 
 
 def _state(trainer: MegatronTrainer, loading: bool) -> dict[str, Any]:
@@ -94,7 +99,7 @@ def save(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any], st
             partial.mkdir(parents=True)
         dist.barrier()
         state = _state(trainer, loading=False)
-        state["generators"] = {"torch": torch.get_rng_state(), "megatron": get_cuda_rng_tracker().get_states()}
+        state["generators"] = {"torch": torch.get_rng_state(), "megatron": _tracker().get_states()}
         with _write_in_this_process():
             dist_checkpointing.save(state, str(partial))
         if rank == 0:
@@ -146,11 +151,11 @@ def load(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any]) ->
     if found:
         raise CheckpointError(f"{folder} belongs to another run: " + "; ".join(found[:8]) + (" …" if len(found) > 8 else ""))
     try:
-        state = dist_checkpointing.load(_state(trainer, loading=True), str(folder))
+        state: Any = dist_checkpointing.load(_state(trainer, loading=True), str(folder))
         trainer.model.load_state_dict(state["model"])
         trainer.optimizer.load_state_dict(state["optimizer"])
     except Exception as error:
         raise CheckpointError(f"{folder}: the checkpoint is damaged ({type(error).__name__}: {error})") from error
     torch.set_rng_state(state["generators"]["torch"])
-    get_cuda_rng_tracker().set_states(state["generators"]["megatron"])
+    _tracker().set_states(state["generators"]["megatron"])
     return header["step"], header["meta"]

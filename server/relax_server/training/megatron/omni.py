@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -62,7 +63,8 @@ class OmniModel(TextModel):
         super().__init__(config, hf_config, device, text_config(hf_config).rope_parameters["mrope_section"])
         self.visual = Qwen3OmniMoeVisionEncoder._from_config(hf_config.vision_config)
         self.audio_tower = Qwen3OmniMoeAudioEncoder._from_config(hf_config.audio_config)
-        for tower in (self.visual, self.audio_tower):
+        towers: tuple[torch.nn.Module, ...] = (self.visual, self.audio_tower)
+        for tower in towers:
             for parameter in tower.parameters():  # not `.to(dtype)`: position buffers stay float32, as in from_pretrained
                 parameter.data = parameter.data.to(config.params_dtype)
             tower.to(device)
@@ -73,9 +75,9 @@ class OmniModel(TextModel):
         self._deep: list[Tensor] = []
         self._deep_tokens: Tensor | None = None
         for i in range(len(hf_config.vision_config.deepstack_visual_indexes)):
-            self.gpt.decoder.layers[i].register_forward_hook(lambda module, args, out, i=i: self._add_deep(i, out))
+            self.gpt.decoder.layers[i].register_forward_hook(functools.partial(self._add_deep, i))
 
-    def _add_deep(self, layer: int, out: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _add_deep(self, layer: int, module: torch.nn.Module, args: Any, out: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """DeepStack: features of an early vision layer are added to the output of the decoder's `layer`."""
         if self._deep_tokens is None:
             return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -61,11 +62,11 @@ def initialize(
 
 def _join(rank: int, world_size: int, host: str, port: int | None) -> None:
     if world_size == 1:
-        store: dist.Store = dist.HashStore()
+        store: Any = torch.distributed.distributed_c10d.HashStore()
     elif port is None:
         raise TrainingError(f"{world_size} ranks need a port to meet at: parallel.initialize(port=...)")
     else:
-        store = dist.TCPStore(host, port, world_size, is_master=rank == 0, timeout=TIMEOUT)
+        store = torch.distributed.distributed_c10d.TCPStore(host, port, world_size, is_master=rank == 0, timeout=TIMEOUT)
     backend = "gloo"
     if torch.cuda.is_available():
         backend = "nccl"

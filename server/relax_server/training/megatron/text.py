@@ -39,7 +39,8 @@ class TextModel(MegatronModule):
             position_embedding_type="mrope",
             share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
         )
-        self.gpt.rotary_pos_emb = ForestRotary(inverse_frequencies(c), sections, device)
+        rotary: Any = ForestRotary(inverse_frequencies(c), sections, device)
+        self.gpt.rotary_pos_emb = rotary
         self.model_type = self.gpt.model_type
         self._rows: torch.Tensor | None = None
         self.gpt.output_layer.register_forward_pre_hook(self._keep_rows)
