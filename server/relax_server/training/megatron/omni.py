@@ -63,7 +63,7 @@ class OmniModel(TextModel):
         super().__init__(config, hf_config, device, text_config(hf_config).rope_parameters["mrope_section"])
         self.visual = Qwen3OmniMoeVisionEncoder._from_config(hf_config.vision_config)
         self.audio_tower = Qwen3OmniMoeAudioEncoder._from_config(hf_config.audio_config)
-        towers: tuple[torch.nn.Module, ...] = (self.visual, self.audio_tower)
+        towers: Any = (self.visual, self.audio_tower)
         for tower in towers:
             for parameter in tower.parameters():  # not `.to(dtype)`: position buffers stay float32, as in from_pretrained
                 parameter.data = parameter.data.to(config.params_dtype)

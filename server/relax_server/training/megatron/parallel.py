@@ -61,12 +61,13 @@ def initialize(
 
 
 def _join(rank: int, world_size: int, host: str, port: int | None) -> None:
+    stores: Any = dist
     if world_size == 1:
-        store: Any = torch.distributed.distributed_c10d.HashStore()
+        store = stores.HashStore()
     elif port is None:
         raise TrainingError(f"{world_size} ranks need a port to meet at: parallel.initialize(port=...)")
     else:
-        store = torch.distributed.distributed_c10d.TCPStore(host, port, world_size, is_master=rank == 0, timeout=TIMEOUT)
+        store = stores.TCPStore(host, port, world_size, is_master=rank == 0, timeout=TIMEOUT)
     backend = "gloo"
     if torch.cuda.is_available():
         backend = "nccl"

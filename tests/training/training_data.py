@@ -1,0 +1,207 @@
+"""Samples, groups and small models for the tests of training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from relax_server.models.catalog import resolve_model
+from relax_server.models.processor import MediaFeatures, Processor
+
+from relax_sdk import Audio, Image, Message, Text, Video
+from relax_sdk.media import Media, MediaRef
+from relax_sdk.trajectory import Group, Sample, Status, Trajectory, Turn, VersionSpan
+
+TINY: dict[str, Any] = dict(
+    vocab_size=300,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+)
+
+
+def media_items() -> dict[str, Media]:
+    """Media by name; `image` and `image2` have the same number of tokens, so their ids are equal."""
+    rng = np.random.default_rng(0)
+    wave = lambda n: rng.normal(0, 0.2, n).clip(-1, 1).astype(np.float32)
+    pixels = lambda *shape: rng.integers(0, 255, (*shape, 3), dtype=np.uint8)
+    return {
+        "image": Image.from_array(pixels(64, 96)),
+        "image2": Image.from_array(pixels(64, 96)),
+        "audio": Audio.from_array(wave(16_000)),
+        "long": Audio.from_array(wave(37_000)),
+        "short": Audio.from_array(wave(5_300)),
+        "video": Video.from_array(pixels(8, 64, 64), fps=4.0),
+    }
+
+
+ITEMS = media_items()
+BYTES = {item.ref.sha256: item.bytes() for item in ITEMS.values()}
+
+
+def read(ref: MediaRef) -> bytes:
+    """The bytes of an item of `ITEMS`."""
+    return BYTES[ref.sha256]
+
+
+def features_of(processor: Processor, media: Sequence[Media]) -> list[MediaFeatures]:
+    return [processor.features(m.bytes(), m.ref.sha256, m.kind) for m in media]
+
+
+def prompt(processor: Processor, *parts: str) -> tuple[list[int], list[Media]]:
+    """Expanded ids of one user message; parts named in `ITEMS` are media, others text."""
+    content = tuple(ITEMS[p] if p in ITEMS else Text(p) for p in parts)
+    rendered = processor.render([Message("user", content)])
+    return processor.expand(rendered.ids, features_of(processor, rendered.media)), rendered.media
+
+
+def append(processor: Processor, *parts: str) -> tuple[list[int], list[Media]]:
+    """Expanded ids of a later user message, after a response that ended its turn."""
+    content = tuple(ITEMS[p] if p in ITEMS else Text(p) for p in parts)
+    rendered = processor.render_append([Message("user", content)], closed=True)
+    return processor.expand(rendered.ids, features_of(processor, rendered.media)), rendered.media
+
+
+def answer(processor: Processor, text: str) -> list[int]:
+    """A response with its end-of-turn token."""
+    return [*processor.tokenizer.encode(text, add_special_tokens=False), processor.eos_ids[0]]
+
+
+def make_sample(ids: Sequence[int], mask: Sequence[int], media: Sequence[Media] = (), logprob: float = -1.0) -> Sample:
+    turn = [0 if m else -1 for m in mask]
+    return Sample(list(ids), list(mask), [logprob * m for m in mask], turn, turn, [m.ref for m in media])
+
+
+def every_token(ids: Sequence[int], processor: Processor, media: Sequence[Media] = ()) -> Sample:
+    """A sample in which every token after the first is trained, but those that are never sampled."""
+    return make_sample(ids, [int(i > 0 and id not in processor.banned_ids) for i, id in enumerate(ids)], media)
+
+
+def conversation(processor: Processor, turns: Sequence[tuple[Sequence[str], str]]) -> Sample:
+    """A sample of several turns: (parts of the user's message, the answer), answers trained."""
+    ids: list[int] = []
+    mask: list[int] = []
+    media: list[Media] = []
+    for i, (parts, text) in enumerate(turns):
+        given, items = append(processor, *parts) if i else prompt(processor, *parts)
+        said = answer(processor, text)
+        ids += given + said
+        mask += [0] * len(given) + [1] * len(said)
+        media += items
+    return make_sample(ids, mask, media)
+
+
+def make_turn(ids: list[int], response: list[int], media: Sequence[Media], *, version: int = 0, **values: Any) -> Turn:
+    logprobs = values.pop("logprobs", [-5.0] * len(response))
+    spans = [VersionSpan(version, 0, len(response))]
+    return Turn(ids, response, logprobs, spans, media=[m.ref for m in media], **values)
+
+
+def make_trajectory(turns: list[Turn], reward: float, index: int = 0, group: str = "g", size: int = 1) -> Trajectory:
+    return Trajectory(
+        id=f"{group}-{index}",
+        env="test-v0",
+        env_version="0",
+        task_index=0,
+        group_id=group,
+        group_index=index,
+        group_size=size,
+        seed=index,
+        status=Status.COMPLETED if turns else Status.FAILED,
+        turns=turns,
+        reward=reward,
+    )
+
+
+def letter_groups(processor: Processor, n_groups: int = 4, size: int = 6, seed: int = 0, version: int = 0) -> list[Group]:
+    """Groups of one-turn episodes that answer a letter; A is right. The media differ from group to group."""
+    rng = np.random.default_rng(seed)
+    kinds = ["audio", "image", "video", "short"] if processor.is_omni else [""]
+    groups = []
+    for g in range(n_groups):
+        ids, media = (
+            prompt(processor, kinds[g % len(kinds)], f"letter {g}?") if processor.is_omni else prompt(processor, f"letter {g}?")
+        )
+        letters = rng.choice(list("ABC"), size)
+        trajectories = []
+        for i, letter in enumerate(letters):
+            said = answer(processor, str(letter) * int(rng.integers(1, 4)))
+            turn = make_turn(ids, said, media, version=version, logprobs=rng.uniform(-6.5, -4.5, len(said)).tolist())
+            trajectories.append(make_trajectory([turn], float(letter == "A"), i, f"g{g}", size))
+        groups.append(Group(f"g{g}", "test-v0", g, trajectories))
+    return groups
+
+
+def small_model(folder: Path, kind: str, **values: Any) -> Path:
+    """A random model of transformers in `folder`, with weights large enough that mistakes show; without a tokenizer."""
+    import torch
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(**(TINY | values))
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).float()
+    enlarge(model)
+    model.save_pretrained(folder)
+    return folder
+
+
+def enlarge(model: Any) -> None:
+    """Norms that are not 1, biases that are not 0 and larger matrices."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(3)
+            elif "norm" in name and name.endswith("weight"):
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(0, 0.1)
+
+
+def large_omni(folder: Path) -> Path:
+    """relax/tiny-omni with enlarged weights."""
+    import shutil
+
+    import torch
+    import transformers
+
+    source = resolve_model("relax/tiny-omni")
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    torch.manual_seed(0)
+    model = transformers.Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(source)
+    enlarge(model)
+    model.save_pretrained(folder)
+    return folder
+
+
+def hf_omni_logits(model: Any, ids: Sequence[int], features: Sequence[MediaFeatures]) -> Any:
+    """Logits [n, v] of transformers for one sequence."""
+    import torch
+
+    by_kind = {kind: [f for f in features if f.kind == kind] for kind in ("image", "audio", "video")}
+    inputs: dict[str, Any] = {}
+    if by_kind["image"]:
+        inputs["pixel_values"] = torch.from_numpy(np.concatenate([f.tensor for f in by_kind["image"]]))
+        inputs["image_grid_thw"] = torch.tensor([f.grid for f in by_kind["image"]])
+    if by_kind["video"]:
+        inputs["pixel_values_videos"] = torch.from_numpy(np.concatenate([f.tensor for f in by_kind["video"]]))
+        inputs["video_grid_thw"] = torch.tensor([f.grid for f in by_kind["video"]])
+        inputs["video_second_per_grid"] = torch.tensor([f.second_per_grid for f in by_kind["video"]])
+    if by_kind["audio"]:
+        longest = max(f.tensor.shape[1] for f in by_kind["audio"])
+        mel = np.zeros((len(by_kind["audio"]), by_kind["audio"][0].tensor.shape[0], longest), np.float32)
+        mask = np.zeros((len(by_kind["audio"]), longest), np.int64)
+        for i, f in enumerate(by_kind["audio"]):
+            mel[i, :, : f.tensor.shape[1]], mask[i, : f.tensor.shape[1]] = f.tensor, 1
+        inputs["input_features"] = torch.from_numpy(mel)
+        inputs["feature_attention_mask"] = torch.from_numpy(mask)
+    model.model.rope_deltas = None
+    tokens = torch.tensor([list(ids)])
+    with torch.no_grad():
+        return model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **inputs).logits[0]
