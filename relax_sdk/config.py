@@ -42,7 +42,9 @@ def _check_types(owner: object) -> None:
         elif int in (kind, *get_args(kind)):
             _require(type(value) is int, owner, name, "an integer")
         elif kind is float:
-            _require(type(value) in (int, float) and not math.isnan(value), owner, name, "a number")
+            _require(
+                isinstance(value, (int, float)) and type(value) is not bool and not math.isnan(value), owner, name, "a number"
+            )
         elif kind in (bool, str):
             _require(type(value) is kind, owner, name, "true or false" if kind is bool else "text")
 

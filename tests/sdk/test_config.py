@@ -1,0 +1,131 @@
+"""Configuration: what is refused, and that the error names field, value and range."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from relax_sdk.config import (
+    AlgorithmConfig,
+    EvalConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    RunConfig,
+    SamplingParams,
+    TrainingConfig,
+    WarmupConfig,
+)
+from relax_sdk.errors import ConfigError
+
+NAN = float("nan")
+BAD: list[tuple[type, str, Any, str]] = [
+    (SamplingParams, "max_new_tokens", 0, "1 or more"),
+    (SamplingParams, "max_new_tokens", 1.5, "an integer"),
+    (SamplingParams, "max_new_tokens", "5", "an integer"),
+    (SamplingParams, "max_new_tokens", True, "an integer"),
+    (SamplingParams, "max_new_tokens", None, "an integer"),
+    (SamplingParams, "temperature", -0.1, "0 (greedy) or more"),
+    (SamplingParams, "temperature", NAN, "a number"),
+    (SamplingParams, "temperature", "hot", "a number"),
+    (SamplingParams, "top_p", 0, "above 0, at most 1"),
+    (SamplingParams, "top_p", 1.01, "above 0, at most 1"),
+    (SamplingParams, "top_k", 0, "-1 (all) or 1 and more"),
+    (SamplingParams, "stop_token_ids", 3, "a list of integers"),
+    (SamplingParams, "stop_token_ids", ["a"], "a list of integers"),
+    (SamplingParams, "ignore_eos", 1, "true or false"),
+    (SamplingParams, "sampling_seed", "x", "an integer"),
+    (RolloutConfig, "groups_per_step", 0, "1 or more"),
+    (RolloutConfig, "group_size", -1, "1 or more"),
+    (RolloutConfig, "max_turns", 0, "1 or more"),
+    (RolloutConfig, "max_tokens", 0, "1 or more"),
+    (RolloutConfig, "max_retries", -1, "0 or more"),
+    (RolloutConfig, "max_failed_groups", 0, "1 or more"),
+    (RolloutConfig, "concurrency", 0, "1 or more"),
+    (RolloutConfig, "on_failure", "ignore", "retry, count, drop"),
+    (RolloutConfig, "reset_timeout", 0, "above 0 seconds"),
+    (RolloutConfig, "episode_timeout", NAN, "a number"),
+    (AlgorithmConfig, "advantage", "ppo", "grpo, dr_grpo, rloo"),
+    (AlgorithmConfig, "credit", "token", "trajectory, turn"),
+    (AlgorithmConfig, "clip_low", 1.0, "between 0 and 1"),
+    (AlgorithmConfig, "clip_high", 0, "above 0"),
+    (AlgorithmConfig, "entropy_coef", -1, "0 or more"),
+    (AlgorithmConfig, "kl_coef", -1, "0 or more"),
+    (AlgorithmConfig, "old_logprobs", None, "recompute, engine"),
+    (AlgorithmConfig, "tis_clip", -1, "0 (off) or more"),
+    (AlgorithmConfig, "updates_per_batch", 0, "1 or more"),
+    (OptimizerConfig, "lr", 0, "above 0"),
+    (OptimizerConfig, "lr", NAN, "a number"),
+    (OptimizerConfig, "warmup_steps", -1, "0 or more"),
+    (OptimizerConfig, "decay", "cosine", "linear, constant"),
+    (OptimizerConfig, "min_lr_ratio", 2, "0 to 1"),
+    (OptimizerConfig, "beta1", 1.0, "0 or more, below 1"),
+    (OptimizerConfig, "beta2", -0.1, "0 or more, below 1"),
+    (OptimizerConfig, "eps", 0, "above 0"),
+    (OptimizerConfig, "weight_decay", -1, "0 or more"),
+    (OptimizerConfig, "clip_grad", 0, "above 0"),
+    (TrainingConfig, "token_budget", 10, "64 or more"),
+    (TrainingConfig, "dtype", "float16", "float32, bfloat16"),
+    (TrainingConfig, "share_prompts", "yes", "true or false"),
+    (TrainingConfig, "checkpoint_every", 0, "1 or more"),
+    (TrainingConfig, "keep_checkpoints", 0, "1 or more"),
+    (TrainingConfig, "threads", 0, "1 or more"),
+    (EvalConfig, "every", -1, "0 (only at the end) or more"),
+    (EvalConfig, "limit", 0, "1 or more"),
+    (WarmupConfig, "steps", -1, "0 (none) or more"),
+    (WarmupConfig, "batch_size", 0, "1 or more"),
+    (WarmupConfig, "lr", 0, "above 0"),
+    (RunConfig, "steps", 0, "1 or more"),
+    (RunConfig, "max_staleness", -1, "0 or more"),
+    (RunConfig, "engines", 0, "1 or more"),
+    (RunConfig, "mode", "sync", "async, colocate"),
+    (RunConfig, "model", 3, "text"),
+]
+
+
+@pytest.mark.parametrize(("config", "field", "value", "allowed"), BAD, ids=[f"{c.__name__}.{f}={v!r}" for c, f, v, _ in BAD])
+def test_an_error_names_field_value_and_range(config: type, field: str, value: Any, allowed: str) -> None:
+    required = {"env": "tone-v0"} if config is RunConfig else {}
+    with pytest.raises(ConfigError) as caught:
+        config(**required | {field: value})
+    assert str(caught.value) == f"{config.__name__}.{field} = {value!r}; allowed: {allowed}"
+
+
+def test_colocation_is_on_policy() -> None:
+    with pytest.raises(ConfigError, match="max_staleness must be 0, got 1"):
+        RunConfig("tone-v0", mode="colocate", max_staleness=1)
+    assert RunConfig("tone-v0", mode="colocate", max_staleness=0).mode == "colocate"
+
+
+def test_every_default_is_allowed_and_plain() -> None:
+    config = RunConfig("tone-v0")
+    plain = json.loads(json.dumps(config.to_dict()))
+    assert plain["sampling"]["temperature"] == 1.0 and plain["rollout"]["group_size"] == 16
+    again = SamplingParams(**plain["sampling"])
+    assert again == config.sampling and isinstance(again.stop_token_ids, tuple)
+
+
+def test_a_configuration_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RunConfig("tone-v0").steps = 0  # type: ignore[misc]
+
+
+def test_whole_numbers_are_numbers() -> None:
+    assert OptimizerConfig(lr=1, weight_decay=0).lr == 1
+    assert RolloutConfig(episode_timeout=float("inf")).episode_timeout == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("config", "step", "total", "lr"),
+    [
+        (OptimizerConfig(lr=1.0, warmup_steps=10), 0, 100, 0.1),
+        (OptimizerConfig(lr=1.0, warmup_steps=10), 9, 100, 0.91),
+        (OptimizerConfig(lr=1.0, warmup_steps=0), 50, 100, 0.5),
+        (OptimizerConfig(lr=1.0, warmup_steps=0, min_lr_ratio=0.2), 99, 100, 0.2),
+        (OptimizerConfig(lr=1.0, warmup_steps=0, decay="constant"), 99, 100, 1.0),
+    ],
+)
+def test_the_learning_rate_warms_up_and_decays(config: OptimizerConfig, step: int, total: int, lr: float) -> None:
+    assert config.lr_at(step, total) == pytest.approx(lr)
