@@ -8,7 +8,6 @@ import textwrap
 import time
 
 import psutil
-
 from relax_server.roles.channel import Channel
 from relax_server.roles.messages import Chat, Died, Failed, SetEngines
 from relax_server.roles.process import RoleProcess

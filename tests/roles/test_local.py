@@ -1,0 +1,230 @@
+"""Whole runs on this machine: real engine, journal, trainer and environment processes, at the smallest sizes."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from relax_server.journal import open_journal
+from relax_server.roles.layout import RunLayout
+
+import relax_sdk as relax
+
+SMALL = dict(
+    rollout={"groups_per_step": 4, "group_size": 4, "max_turns": 1},
+    warmup={"steps": 2, "batch_size": 4},
+    eval={"every": 2, "limit": 8},
+    training={"checkpoint_every": 2},
+)
+
+
+def trainer(folder: Path, env: str = "tone-v0", **settings) -> relax.Trainer:
+    return relax.Trainer(env, folder=folder, **(SMALL | settings))
+
+
+def left_behind() -> list[str]:
+    """Processes of ours, and weights in shared memory."""
+    ours = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    names = [" ".join(p.cmdline()) for p in ours]
+    shared = [str(p) for p in Path("/dev/shm").glob(f"relax-{os.getpid()}-*")]
+    return [n for n in names if "relax_server" in n] + shared
+
+
+class Watch:
+    """An observer that acts when a step is done."""
+
+    def __init__(self, act: Callable[[int], None]) -> None:
+        self.act, self.warnings, self.steps = act, [], []
+
+    def stage(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def step(self, metrics: dict) -> None:
+        self.steps.append(metrics["step"])
+        self.act(metrics["step"])
+
+
+def fit_watched(run: relax.Trainer, steps: int, act: Callable[[int], None]) -> tuple[Watch, relax.Run]:
+    """`fit` with an observer of our own."""
+    import dataclasses
+
+    from relax_sdk.runtime import Job, find_runtime
+
+    config = dataclasses.replace(run.config, steps=steps)
+    folder = run._prepare(config, resume=False)
+    watch = Watch(act)
+    find_runtime("local").fit(Job(run.spec, config, folder), watch)
+    return watch, relax.Run(folder, config, Job(run.spec, config, folder))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> relax.Run:
+    return trainer(tmp_path_factory.mktemp("runs") / "tone").fit(steps=3, progress=False)
+
+
+def test_a_run_leaves_everything_to_look_at(finished):
+    folder = finished.folder
+    for name in ("config.json", "metrics.jsonl", "reward.png", "journal.db", "media", "hf", "checkpoints", "tensorboard"):
+        assert (folder / name).exists(), name
+    assert [row["step"] for row in finished.metrics] == [1, 2, 3]
+    assert list(finished.history.index) == [1, 2, 3]
+    assert any(folder.joinpath("tensorboard").iterdir())
+    assert not left_behind()
+
+
+def test_every_step_reports_what_a_user_is_shown(finished):
+    row = finished.metrics[-1]
+    for name in ("reward", "staleness_mean", "queue", "seconds_wait", "seconds_train", "seconds_publish", "tokens_per_second"):
+        assert name in row, name
+    assert finished.metrics[1]["eval_n"] == 8 and finished.metrics[2]["eval_n"] == 8
+    assert row["staleness_histogram"] and all(int(k) <= 1 for k in row["staleness_histogram"])
+
+
+def test_engine_and_trainer_agree_on_fresh_samples(finished):
+    fresh = [row["logprob_gap_max"] for row in finished.metrics if row["staleness_max"] == 0]
+    assert fresh and max(fresh) <= 1e-4
+
+
+def test_groups_are_trained_once_and_acked(finished):
+    journal = open_journal(RunLayout(finished.folder).journal)
+    counts = journal.counts(finished.folder.name)
+    assert counts.acked == 3 * 4 and counts.leased == 0
+    group = journal.groups(finished.folder.name, limit=1)[0]
+    assert len(group.trajectories) == 4 and group.trajectories[0].turns[0].media[0].kind == "audio"
+
+
+def test_the_trained_model_is_a_hugging_face_folder(finished):
+    from transformers import Qwen3OmniMoeThinkerForConditionalGeneration as Model
+
+    assert Model.from_pretrained(finished.weights).num_parameters() > 1e6
+
+
+def test_evaluate_and_generate_use_the_trained_model(finished):
+    with relax.Run.load(finished.folder) as run:
+        evaluation = run.evaluate(limit=8)
+        assert evaluation.n == 8 and evaluation.mean_reward == pytest.approx(finished.metrics[-1]["eval_reward"])
+        assert isinstance(run.generate("A or B?").text, str)
+    assert not left_behind()
+
+
+def test_a_longer_run_goes_on_where_the_first_ended(tmp_path):
+    folder = tmp_path / "run"
+    trainer(folder).fit(steps=2, progress=False)
+    run = relax.Trainer.from_run(folder).fit(steps=4, resume=True, progress=False)
+    assert [row["step"] for row in run.metrics] == [1, 2, 3, 4]
+    counts = open_journal(RunLayout(run.folder).journal).counts(run.folder.name)
+    assert counts.acked == 4 * 4
+
+
+@pytest.mark.parametrize("settings", [{"mode": "colocate"}, {"mode": "async", "max_staleness": 0}])
+def test_on_policy_modes_never_train_on_old_samples(tmp_path, settings):
+    run = trainer(tmp_path / "run", **settings).fit(steps=3, progress=False)
+    assert [row["staleness_max"] for row in run.metrics] == [0, 0, 0]
+    assert run.metrics[-1]["dropped_total"] == 0
+    assert max(row["logprob_gap_max"] for row in run.metrics) <= 1e-4
+
+
+def test_larger_staleness_is_kept_within_its_bound(tmp_path):
+    run = trainer(tmp_path / "run", max_staleness=3).fit(steps=6, progress=False)
+    assert max(row["staleness_max"] for row in run.metrics) <= 3
+
+
+@pytest.mark.parametrize("role", ["policy", "rollout", "engines.embedded"])
+def test_killing_a_process_loses_nothing(tmp_path, role):
+    def kill(step: int) -> None:
+        if step == 2 and not killed:
+            (victim,) = [p for p in psutil.Process().children() if role in " ".join(p.cmdline())]
+            killed.append(victim.pid)
+            victim.send_signal(signal.SIGKILL)
+
+    killed: list[int] = []
+    watch, run = fit_watched(trainer(tmp_path / "run"), 6, kill)
+    assert killed and any("again" in w or "new one" in w or "restarting" in w for w in watch.warnings)
+    assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
+    counts = open_journal(RunLayout(run.folder).journal).counts(run.folder.name)
+    assert counts.acked == 6 * 4 and counts.leased == 0
+    assert not left_behind()
+
+
+async def test_fit_works_inside_a_running_event_loop(tmp_path):
+    assert asyncio.get_running_loop().is_running()
+    run = trainer(tmp_path / "run").fit(steps=1, progress=False)
+    assert len(run.metrics) == 1
+
+
+def test_ctrl_c_ends_with_a_checkpoint_and_can_be_resumed(tmp_path):
+    folder = tmp_path / "run"
+    script = textwrap.dedent(
+        f"""
+        import relax_sdk as relax
+        relax.Trainer("tone-v0", folder={str(folder)!r}, **{SMALL!r}).fit(steps=100000)
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+    metrics = folder / "metrics.jsonl"
+    assert process.stderr is not None
+    for line in process.stderr:
+        if " step " in line and metrics.exists() and metrics.read_text():
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    assert process.wait(60) != 0
+    assert "ended early" in rest and "relax train --resume" in rest
+    done = json.loads(metrics.read_text().splitlines()[-1])["step"]
+    run = relax.Trainer.from_run(folder).fit(steps=done + 1, resume=True, progress=False)
+    assert run.metrics[-1]["step"] == done + 1
+
+
+class BrokenEnv(relax.Env):
+    """Raises in step."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "x", {}
+
+    def step(self, action):
+        raise RuntimeError("the battery is empty")
+
+
+def test_an_environment_that_always_raises_ends_the_run_with_its_error(tmp_path):
+    small = SMALL | {"rollout": SMALL["rollout"] | {"max_failed_groups": 3}, "warmup": {}}
+    run = relax.Trainer(BrokenEnv, folder=tmp_path / "run", **small)
+    with pytest.raises(relax.RunError, match="BrokenEnv.*task.*battery is empty"):
+        run.fit(steps=2, progress=False)
+    assert not left_behind()
+
+
+def test_settings_that_cannot_work_are_refused_at_once(tmp_path):
+    with pytest.raises(relax.ConfigError, match="max_staleness must be 0"):
+        relax.Trainer("tone-v0", mode="colocate", max_staleness=1)
+    with pytest.raises(relax.ConfigError, match="takes no"):
+        trainer(tmp_path / "a", model="relax/tiny-llama").fit(progress=False)
+    with pytest.raises(relax.ConfigError, match="relax/tiny-omni"):
+        trainer(tmp_path / "b", model="no/such-model").fit(progress=False)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(relax.ConfigError, match="cannot be written"):
+        trainer(tmp_path / "file" / "run").fit(progress=False)
+
+
+def test_a_folder_in_use_is_not_overwritten(finished):
+    with pytest.raises(relax.ConfigError, match="already holds a run"):
+        trainer(finished.folder).fit(steps=1, progress=False)
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(finished, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(finished.folder, tmp_path / "copy")
+    with pytest.raises(relax.ConfigError, match="begun with model"):
+        trainer(folder, model="relax/tiny-qwen3").fit(steps=5, resume=True, progress=False)
+    with pytest.raises(relax.RunError, match="CheckpointError"):
+        trainer(folder, optimizer={"beta2": 0.5}).fit(steps=5, resume=True, progress=False)
