@@ -45,7 +45,7 @@ class Generation:
     """What the model saw: placeholders expanded."""
     response_ids: list[int]
     logprobs: list[float]
-    """Natural log, one per response token, of the distribution that was sampled from (banned tokens and temperature applied)."""
+    """Natural log, one per response token, of the distribution sampled from (banned tokens and temperature applied)."""
     weight_versions: list[VersionSpan]
     finish_reason: str
     """`stop`, `length` or `abort`."""

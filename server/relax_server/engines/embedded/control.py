@@ -1,0 +1,112 @@
+"""What changes the engine while it runs: pausing, weight updates, giving memory back."""
+
+from __future__ import annotations
+
+import torch
+
+from relax_server.engines.base import PauseMode
+from relax_server.engines.embedded import weights
+from relax_server.engines.embedded.core import RequestError
+from relax_server.engines.embedded.scheduler import Scheduler
+
+TAGS = frozenset({"kv_cache", "weights"})
+"""What `release` and `restore` can name, as in SGLang."""
+
+
+class Control:
+    """Commands for the model thread. `paused` and `refusal` may be read by any thread."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.paused = False
+        self.refusal: str | None = None
+        """Why nothing can be generated now, or None."""
+        self._released: set[str] = set()
+        self._weights_undefined = False
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop stepping. `abort` ends all requests, `retract` drops their keys and values, `in_place` keeps them."""
+        self.paused = True
+        if mode == "abort":
+            self.scheduler.abort(None, "aborted by pause_generation")
+        elif mode == "retract":
+            self.scheduler.retract_all()
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def update_weights(
+        self, pairs: list[tuple[torch.Tensor, torch.Tensor]], version: str | None, flush: bool, abort_all: bool
+    ) -> int:
+        """Copy new values in; returns how many sequences were held by a pause.
+
+        Media embeddings are always forgotten, since they come from the old towers. Sequences that are running go on with
+        the keys and values they have; what they generate from now on carries the new version.
+
+        Raises:
+            RequestError: the weights' memory is released.
+        """
+        self.require_weights()
+        scheduler = self.scheduler
+        if abort_all:
+            scheduler.abort(None, "aborted by a weight update")
+        weights.copy(pairs)
+        if version is not None:
+            scheduler.weight_version = version
+        scheduler.embeddings.flush()
+        if flush:
+            scheduler.flush_cache()
+        scheduler.stats.weight_updates += 1
+        self._weights_undefined = False
+        self._refresh()
+        return len(scheduler.running) + len(scheduler.waiting) if self.paused else 0
+
+    def require_weights(self) -> None:
+        if "weights" in self._released:
+            raise RequestError("the memory of the weights is released; call resume_memory_occupation first")
+
+    def release(self, tags: frozenset[str]) -> None:
+        """Give memory back.
+
+        Raises:
+            RequestError: unknown tag, or requests are in flight.
+        """
+        self._check(tags)
+        scheduler = self.scheduler
+        if scheduler.has_work:
+            n = len(scheduler.running) + len(scheduler.waiting)
+            raise RequestError(f"{n} sequences are in flight; abort them or let them finish before releasing memory")
+        scheduler.flush_cache()
+        if "kv_cache" in tags - self._released:
+            scheduler.pool.drop_memory()
+        if "weights" in tags - self._released:
+            scheduler.runner.drop_weights()
+            self._weights_undefined = True
+        self._released |= tags
+        self._refresh()
+
+    def restore(self, tags: frozenset[str]) -> None:
+        """Take memory again; weights are undefined until they are updated.
+
+        Raises:
+            RequestError: unknown tag.
+        """
+        self._check(tags)
+        if "kv_cache" in tags & self._released:
+            self.scheduler.pool.allocate_memory()
+        if "weights" in tags & self._released:
+            self.scheduler.runner.allocate_weights()
+        self._released -= tags
+        self._refresh()
+
+    def _check(self, tags: frozenset[str]) -> None:
+        if not tags <= TAGS:
+            raise RequestError(f"unknown tags {sorted(tags - TAGS)}; known are {sorted(TAGS)}")
+
+    def _refresh(self) -> None:
+        if self._released:
+            self.refusal = f"the engine's memory is released ({', '.join(sorted(self._released))}); resume it first"
+        elif self._weights_undefined:
+            self.refusal = "memory was resumed but no weights were loaded since; call update_weights_from_disk first"
+        else:
+            self.refusal = None

@@ -1,0 +1,231 @@
+"""The model: one flattened forward over the KV pool, media towers with a cache, routed experts."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from relax_sdk.errors import ConfigError
+from relax_server.engines.embedded import attention, weights
+from relax_server.engines.embedded.kv_pool import KVPool
+from relax_server.models.media_features import MediaFeatures
+
+TEXT_MODELS = ("llama", "qwen2", "qwen3", "qwen3_moe")
+OMNI_MODEL = "qwen3_omni_moe_thinker"
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """One media item after its tower."""
+
+    embeds: torch.Tensor
+    """[n_tokens, hidden]."""
+    deepstack: tuple[torch.Tensor, ...] = ()
+    """Images and videos: per DeepStack layer [n_tokens, hidden] (arXiv 2406.04334)."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (self.embeds, *self.deepstack))
+
+
+@dataclass(frozen=True)
+class MediaRows:
+    """Rows `first` to `first + stop - start` of a flattened batch are tokens `start` to `stop` of a media item."""
+
+    first: int
+    embedding: Embedding
+    start: int
+    stop: int
+
+
+class ModelRunner:
+    """A transformers model on the CPU; used by one thread.
+
+    Raises:
+        ConfigError: the folder holds a model this engine does not run.
+    """
+
+    def __init__(self, path: Path, hf_config: Any, dtype: torch.dtype, record_routes: bool) -> None:
+        self.is_omni = hf_config.model_type == OMNI_MODEL
+        if not self.is_omni and hf_config.model_type not in TEXT_MODELS:
+            known = ", ".join((*TEXT_MODELS, OMNI_MODEL))
+            raise ConfigError(f"{path}: model type {hf_config.model_type!r}; the embedded engine runs {known}")
+        attention.register()
+        self.model = _load(path, self.is_omni, dtype)
+        self.model.eval().requires_grad_(False)
+        self.text: Any = self.model.model.language_model if self.is_omni else self.model.model
+        config = self.text.config
+        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+            raise ConfigError(f"{path}: sliding-window attention is not supported by the embedded engine")
+        config._attn_implementation = attention.NAME
+        self.dtype = dtype
+        self.vocab_size: int = config.vocab_size
+        self.context_length: int = config.max_position_embeddings
+        self.layers: int = config.num_hidden_layers
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.route_top_k: int = getattr(config, "num_experts_per_tok", 0) or 0
+        if record_routes and not self.route_top_k:
+            raise ConfigError(f"{path}: --return-routed-experts, but {hf_config.model_type} has no experts")
+        if record_routes:
+            self._record_routes()
+        self._layout: attention.Layout | None = None
+        self._shapes: dict[str, torch.Size] = {}
+        weights.assign(self.model, weights.read_folder(path))  # what cannot be updated later is refused now
+
+    def new_pool(self, capacity: int, routes: bool) -> KVPool:
+        return KVPool(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.route_top_k if routes else 0)
+
+    # ----------------------------------------------------------------------------------------------------- forward
+
+    def forward(
+        self, ids: np.ndarray, positions: np.ndarray, layout: attention.Layout, media: Sequence[MediaRows]
+    ) -> torch.Tensor:
+        """One pass over a flattened batch.
+
+        Args:
+            ids: int64 [tokens].
+            positions: int64 [tokens] for text models, float32 [3, tokens] for omni ones.
+            layout: from `attention.plan`.
+            media: what replaces the embeddings of placeholders, by ascending `first`.
+
+        Returns:
+            [tokens, hidden], after the last norm.
+        """
+        embeds = self.text.embed_tokens(torch.from_numpy(ids))
+        extra: dict[str, Any] = {}
+        if media:
+            visual = [m for m in media if m.embedding.deepstack]
+            for m in media:
+                embeds[m.first : m.first + m.stop - m.start] = m.embedding.embeds[m.start : m.stop]
+            if visual:
+                mask = torch.zeros(1, len(ids), dtype=torch.bool)
+                for m in visual:
+                    mask[0, m.first : m.first + m.stop - m.start] = True
+                depth = len(visual[0].embedding.deepstack)
+                extra["visual_pos_masks"] = mask
+                extra["deepstack_visual_embeds"] = [
+                    torch.cat([m.embedding.deepstack[i][m.start : m.stop] for m in visual]) for i in range(depth)
+                ]
+        places = torch.from_numpy(positions)
+        self._layout = layout
+        try:
+            out = self.text(
+                inputs_embeds=embeds[None],
+                position_ids=places[:, None] if self.is_omni else places[None],
+                use_cache=False,
+                layout=layout,
+                **extra,
+            )
+        finally:
+            self._layout = None
+        return out.last_hidden_state[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [rows, vocabulary]."""
+        return self.model.lm_head(hidden).float()
+
+    def _record_routes(self) -> None:
+        for index, layer in enumerate(self.text.layers):
+            gate = getattr(layer.mlp, "gate", None)
+            if gate is not None:
+                gate.register_forward_hook(self._route_hook(index))
+
+    def _route_hook(self, index: int) -> Any:
+        def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
+            layout = self._layout
+            if layout is not None and layout.pool.routes is not None:
+                layout.pool.routes[layout.slots, index] = output[2].to(torch.int16)
+
+        return hook
+
+    # ------------------------------------------------------------------------------------------------------ towers
+
+    def embed_media(self, items: Sequence[MediaFeatures]) -> list[Embedding]:
+        """Run the towers: all images and videos in one pass, all sounds in another."""
+        out: dict[int, Embedding] = {}
+        visual = [i for i, f in enumerate(items) if f.kind != "audio"]
+        if visual:
+            grids = torch.tensor([items[i].grid for i in visual])
+            pixels = torch.from_numpy(np.concatenate([items[i].tensor for i in visual])).to(self.dtype)
+            done = self.model.model.visual(pixels, grid_thw=grids)
+            sizes = [items[i].n_tokens for i in visual]
+            parts = zip(done.pooler_output.split(sizes), *(f.split(sizes) for f in done.deepstack_features), strict=True)
+            for i, (embeds, *deepstack) in zip(visual, parts, strict=True):
+                out[i] = Embedding(embeds.clone(), tuple(d.clone() for d in deepstack))
+        sounds = [i for i, f in enumerate(items) if f.kind == "audio"]
+        if sounds:
+            lengths = torch.tensor([items[i].tensor.shape[1] for i in sounds])
+            frames = torch.from_numpy(np.concatenate([items[i].tensor for i in sounds], 1)).to(self.dtype)
+            done = self.model.model.audio_tower(frames, feature_lens=lengths)
+            for i, embeds in zip(sounds, done.last_hidden_state.split([items[i].n_tokens for i in sounds]), strict=True):
+                out[i] = Embedding(embeds.clone())
+        return [out[i] for i in range(len(items))]
+
+    # ----------------------------------------------------------------------------------------------------- weights
+
+    def plan_update(self, folder: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Read a folder and find the place of every tensor; `weights.copy` then completes the update.
+
+        Raises:
+            ConfigError: not weights of this model.
+        """
+        return weights.assign(self.model, weights.read_folder(folder))
+
+    def drop_weights(self) -> None:
+        """Give the memory of all parameters back."""
+        self._shapes = {name: p.shape for name, p in self.model.named_parameters()}
+        for parameter in self.model.parameters():
+            parameter.data = torch.empty(0, dtype=parameter.dtype)
+
+    def allocate_weights(self) -> None:
+        """Take the memory again; values are undefined until weights are loaded."""
+        for name, parameter in self.model.named_parameters():
+            parameter.data = torch.empty(self._shapes[name], dtype=parameter.dtype)
+
+
+def _load(path: Path, omni: bool, dtype: torch.dtype) -> Any:
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    cls = transformers.Qwen3OmniMoeThinkerForConditionalGeneration if omni else transformers.AutoModelForCausalLM
+    try:
+        return cls.from_pretrained(path, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be loaded ({error})") from error
+
+
+class EmbeddingCache:
+    """Tower outputs by media, least recently used first out; must be flushed whenever the weights change."""
+
+    def __init__(self, max_bytes: int = 256 * 2**20) -> None:
+        self.max_bytes = max_bytes
+        self.nbytes = 0
+        self._items: OrderedDict[int, Embedding] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def get(self, key: int) -> Embedding | None:
+        found = self._items.get(key)
+        if found is not None:
+            self._items.move_to_end(key)
+        return found
+
+    def put(self, key: int, value: Embedding) -> None:
+        if key not in self._items:
+            self._items[key] = value
+            self.nbytes += value.nbytes
+        while self.nbytes > self.max_bytes and len(self._items) > 1:
+            self.nbytes -= self._items.popitem(last=False)[1].nbytes
+
+    def flush(self) -> None:
+        self._items.clear()
+        self.nbytes = 0

@@ -1,0 +1,111 @@
+"""Weights of a Hugging Face folder into a model that is already loaded, in place: what a weight update does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from relax_sdk.errors import ConfigError
+
+_OMNI_PREFIXES = (("model.", "model.language_model."), ("visual.", "model.visual."), ("audio_tower.", "model.audio_tower."))
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+def read_folder(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of the folder's safetensors files by their names there, mapped from disk or shared memory.
+
+    Raises:
+        ConfigError: no such files, or one is damaged.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"{folder}: no *.safetensors file there")
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as handle:
+                for name in handle.keys():  # noqa: SIM118 - not a dict
+                    tensors[name] = handle.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{file}: cannot be read ({error})") from error
+    return tensors
+
+
+def assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Find the place of every tensor; nothing is changed yet.
+
+    Args:
+        model: Llama, Qwen2, Qwen3, Qwen3-MoE or the Qwen3-Omni-MoE thinker, as transformers builds it (experts fused).
+        tensors: by the names `save_pretrained` writes (one matrix per expert) or by the model's own.
+
+    Returns:
+        Pairs of (view into a parameter, new value); copying them completes the update.
+
+    Raises:
+        ConfigError: a parameter has no tensor, a tensor has no parameter, or shapes differ; the message names them.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    omni = any(name.startswith("model.language_model.") for name in parameters)
+    tied = _tied(model, parameters)
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    covered: dict[str, int] = dict.fromkeys(parameters, 0)
+    unknown: list[str] = []
+    for name, tensor in tensors.items():
+        target, view = _place(name, parameters, omni)
+        if target is None or view is None:
+            unknown.append(name)
+            continue
+        if view.shape != tensor.shape:
+            raise ConfigError(f"weight {name}: shape {list(tensor.shape)}, but the model has {list(view.shape)}")
+        covered[target] += view.numel()
+        pairs.append((view, tensor))
+    missing = [n for n, seen in covered.items() if seen != parameters[n].numel() and not (n in tied and covered[tied[n]])]
+    if unknown or missing:
+        raise ConfigError(
+            f"the weights do not fit the model: {len(missing)} parameters without a value {missing[:4]}, "
+            f"{len(unknown)} unknown names {unknown[:4]}"
+        )
+    return pairs
+
+
+def _tied(model: torch.nn.Module, parameters: dict[str, torch.nn.Parameter]) -> dict[str, str]:
+    """Parameters that share memory with another, by name."""
+    first: dict[int, str] = {}
+    out: dict[str, str] = {}
+    for name, parameter in parameters.items():
+        other = first.setdefault(id(parameter), name)
+        if other != name:
+            out[name], out[other] = other, name
+    return out
+
+
+def _place(name: str, parameters: dict[str, torch.nn.Parameter], omni: bool) -> tuple[str, torch.Tensor] | tuple[None, None]:
+    name = name.removeprefix("thinker.")
+    if omni and name not in parameters:
+        for short, full in _OMNI_PREFIXES:
+            if name.startswith(short):
+                name = full + name.removeprefix(short)
+                break
+    if name in parameters:
+        return name, parameters[name].data
+    match = _EXPERT.fullmatch(name)
+    if match is None:
+        return None, None
+    target = f"{match[1]}.{'down_proj' if match[3] == 'down' else 'gate_up_proj'}"
+    if target not in parameters or int(match[2]) >= len(parameters[target]):
+        return None, None
+    expert = parameters[target].data[int(match[2])]
+    if match[3] == "down":
+        return target, expert
+    gate, up = expert.chunk(2)
+    return target, gate if match[3] == "gate" else up
+
+
+@torch.no_grad()
+def copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Write the new values, converting to the model's dtype."""
+    for view, tensor in pairs:
+        view.copy_(tensor)

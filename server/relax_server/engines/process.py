@@ -1,0 +1,162 @@
+"""An embedded engine as a child process: started, watched and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from relax_sdk.errors import EngineError, EngineUnavailable
+
+TAIL = 4000
+"""Characters of the log shown when a start fails."""
+
+
+class EngineProcess:
+    """One `python -m relax_server.engines.embedded`; it ends when this process does.
+
+    Args:
+        model_path: a model folder or a built-in name.
+        log_path: where its output goes (appended).
+        media_root: the only folder media paths may point into.
+        threads: of the model.
+        port: 0 picks a free one.
+        max_total_tokens: KV slots; None takes 1 GiB worth.
+        max_running: sequences in one batch.
+        weight_version: of the weights in `model_path`.
+        env: added to the child's environment.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        log_path: str | Path,
+        *,
+        media_root: str | Path | None = None,
+        threads: int = 1,
+        dtype: str = "float32",
+        port: int = 0,
+        max_total_tokens: int | None = None,
+        max_running: int = 512,
+        return_routed_experts: bool = False,
+        weight_version: int = 0,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.log_path = Path(log_path)
+        self._arguments = ["--model-path", str(model_path), "--port", str(port), "--threads", str(threads)]
+        self._arguments += ["--dtype", dtype, "--max-running", str(max_running), "--weight-version", str(weight_version)]
+        if media_root is not None:
+            self._arguments += ["--media-root", str(media_root)]
+        if max_total_tokens is not None:
+            self._arguments += ["--max-total-tokens", str(max_total_tokens)]
+        if return_routed_experts:
+            self._arguments.append("--return-routed-experts")
+        self._env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **(env or {})}
+        self._process: asyncio.subprocess.Process | None = None
+        self._url = ""
+
+    @property
+    def url(self) -> str:
+        """Where it answers.
+
+        Raises:
+            EngineError: it was not started.
+        """
+        if not self._url:
+            raise EngineError("the engine process was not started; await start() first")
+        return self._url
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs or before it was started."""
+        return self._process.returncode if self._process else None
+
+    def alive(self) -> bool:
+        """Whether the process exists; `HttpEngine.health` tells whether it answers."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self, timeout: float = 120.0) -> None:
+        """Start it and wait until it answers requests.
+
+        Raises:
+            EngineUnavailable: it ended or was not ready in time; the message holds the end of its log.
+            EngineError: it is running already.
+        """
+        if self.alive():
+            raise EngineError(f"the engine process {self.pid} is running already")
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        reader, writer = os.pipe()
+        try:
+            with self.log_path.open("ab") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "relax_server.engines.embedded",
+                    *self._arguments,
+                    "--ready-file",
+                    f"/dev/fd/{writer}",
+                    "--parent-pid",
+                    str(os.getpid()),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **self._env},
+                    pass_fds=(writer,),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(writer)
+        try:
+            self._url = (await asyncio.wait_for(_read_line(reader), timeout)).strip()
+        except TimeoutError:
+            await self.stop()
+            raise EngineUnavailable(f"the engine was not ready within {timeout:g} s\n{self.log_tail()}") from None
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+        if not self._url:
+            code = await asyncio.wait_for(self._process.wait(), 10)
+            raise EngineUnavailable(f"the engine ended with exit code {code} before it was ready\n{self.log_tail()}")
+
+    async def stop(self, timeout: float = 5.0) -> None:
+        """Ask it to end, and kill it if it has not after `timeout` seconds."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), timeout)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        if self._process is None:
+            raise EngineError("the engine process was not started")
+        return await self._process.wait()
+
+    def log_tail(self) -> str:
+        """The end of its log."""
+        try:
+            return f"end of {self.log_path}:\n" + self.log_path.read_text(errors="replace")[-TAIL:]
+        except OSError as error:
+            return f"its log {self.log_path} cannot be read ({error})"
+
+
+async def _read_line(descriptor: int) -> str:
+    """What comes through a pipe until its other end is closed."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    pipe = os.fdopen(descriptor, "rb", 0)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    try:
+        return (await reader.readline()).decode()
+    finally:
+        transport.close()
