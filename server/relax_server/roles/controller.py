@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,6 +48,26 @@ from relax_server.roles.process import RoleProcess
 
 M = TypeVar("M")
 
+
+@dataclass
+class EngineSlot:
+    """One engine of a run: its process, and our client to it."""
+
+    process: EngineProcess
+    client: HttpEngine
+    released: bool = False
+    """Its memory is given back while the trainer works (colocate)."""
+
+    @property
+    def url(self) -> str:
+        return self.process.url
+
+    async def stop(self) -> None:
+        """End the process and the client's connections."""
+        await self.client.close()
+        await self.process.stop()
+
+
 START_SECONDS = 180.0
 """For a role to load its model and say that it is ready."""
 
@@ -58,6 +79,9 @@ SILENCE_SECONDS = 60.0
 
 HEALTH_SECONDS = 2.0
 """Between looks at the engines."""
+
+MAX_MISSES = 10
+"""Looks in a row at which an engine did not answer before it is replaced."""
 
 MAX_RESTARTS = 5
 """Of one role within `RESTART_WINDOW` seconds; one more ends the run."""
@@ -75,7 +99,7 @@ class Controller:
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.policy = RoleProcess("policy", job.folder, self.inbox.put_nowait, threads=job.config.training.threads)
         self.rollout = RoleProcess("rollout", job.folder, self.inbox.put_nowait)
-        self.engines: list[EngineProcess] = []
+        self.engines: list[EngineSlot] = []
         self.model_path: Path = resolve_model(job.config.model, job.config.seed)
         self.weights_root = Path(tempfile.mkdtemp(prefix=f"relax-{os.getpid()}-", dir=shared_memory()))
         self.weights: Path | None = None
@@ -89,6 +113,7 @@ class Controller:
         self.restarts: dict[str, deque[float]] = {}
         self.stop_requested = asyncio.Event()
         self.has_eval = False
+        self.saved_last = False
         self.generated: deque[tuple[float, int]] = deque(maxlen=8)
 
     # ----------------------------------------------------------------------------------------------------------------- run
@@ -120,11 +145,11 @@ class Controller:
         checkpoint = (self.layout.checkpoints() or [None])[-1] if self.job.resume else None
         if self.job.resume and checkpoint is None:
             self.observer.warn("no checkpoint in this folder yet: beginning at step 0")
-        engines = asyncio.gather(*(self.start_engine() for _ in range(self.config.engines)))
         await self.start_policy(checkpoint)
-        self.engines = list(await engines)
         await self.start_rollout()
+        self.engines = list(await asyncio.gather(*(self.start_engine() for _ in range(self.config.engines))))
         rollout = await self.expect(RolloutReady)
+        self.rollout.send(SetEngines(tuple(engine.url for engine in self.engines)))
         self.has_eval = rollout.has_eval
         ready = await self.expect(PolicyReady)
         self.step, self.weights = ready.step, ready.weights
@@ -151,6 +176,7 @@ class Controller:
         while True:
             message = await self.next_event()
             if isinstance(message, Saved) and message.last:
+                self.saved_last = True  # the trainer's process ends with it
                 break
             await self.handle(message)
         if self.step < self.config.steps:
@@ -261,7 +287,7 @@ class Controller:
             if message.fatal:
                 self.raise_failure(message)
             self.observer.warn(message.text)
-        elif isinstance(message, Died):
+        elif isinstance(message, Died) and not (message.role == "policy" and self.saved_last):
             await self.restart(message)
 
     def raise_failure(self, message: Failed | Died) -> None:
@@ -341,31 +367,27 @@ class Controller:
                 shutil.rmtree(old, ignore_errors=True)
         return time.perf_counter() - began
 
-    async def load_into(self, process: EngineProcess) -> None:
+    async def load_into(self, slot: EngineSlot) -> None:
+        """Load the current weights; an engine that cannot is ended, and `watch` starts a new one."""
         assert self.weights is not None
         try:
-            engine = self.client(process)
-            if self.config.mode == "colocate" and process.released:
-                await engine.resume_memory()
-            await engine.update_weights(str(self.weights), self.step)
-            if self.config.mode == "colocate" and process.released:
-                await engine.resume()
-                process.released = False
+            if slot.released:
+                await slot.client.resume_memory()
+            await slot.client.update_weights(str(self.weights), self.step)
+            if slot.released:
+                await slot.client.resume()
+                slot.released = False
         except EngineError as error:
-            self.observer.warn(f"engine {process.url}: {error}; restarting it")
-            await process.stop()
+            self.observer.warn(f"engine {slot.url} could not load version {self.step}: {error}")
+            await slot.process.stop()
 
     async def free_devices(self) -> None:
         """Colocate: the engines give their memory back, then the trainer goes on."""
-        for process in self.engines:
-            engine = self.client(process)
-            await engine.pause("retract")
-            await engine.release_memory()
-            process.released = True
+        for slot in self.engines:
+            await slot.client.pause("retract")
+            await slot.client.release_memory()
+            slot.released = True
         self.policy.send(Continue())
-
-    def client(self, process: EngineProcess) -> HttpEngine:
-        return process.client
 
     # ------------------------------------------------------------------------------------------------------------ processes
 
@@ -383,27 +405,30 @@ class Controller:
         )
         self.stats_at = time.monotonic()
 
-    async def start_engine(self) -> EngineProcess:
-        return await start_engine(self.job, self.model_path, self.config.training.replay_routes)
+    async def start_engine(self) -> EngineSlot:
+        return await start_engine(self.job, self.model_path)
 
     async def watch(self) -> None:
         """Restart engines that died or do not answer."""
-        misses: dict[int, int] = {}
+        misses: dict[str, int] = {}
         while True:
             await asyncio.sleep(HEALTH_SECONDS)
-            for index, process in enumerate(self.engines):
-                alive = process.alive()
-                healthy = alive and (process.released or await self.client(process).health())
-                misses[index] = 0 if healthy else misses.get(index, 0) + 1
-                if not alive or misses[index] >= 10:
-                    self.count_restart("engine", f"see {self.job.folder / 'logs'}")
-                    self.observer.warn(
-                        f"the engine at {process.url} {'does not answer' if alive else 'died'}; starting a new one"
-                    )
-                    await process.stop()
-                    self.engines[index] = await self.start_engine()
-                    await self.load_into(self.engines[index])
-                    self.rollout.send(SetEngines(tuple(engine.url for engine in self.engines)))
+            for index, slot in enumerate(self.engines):
+                alive = slot.process.alive()
+                healthy = alive and await slot.client.health()
+                misses[slot.url] = 0 if healthy else misses.get(slot.url, 0) + 1
+                if not alive or misses[slot.url] >= MAX_MISSES:
+                    await self.replace_engine(index, "does not answer" if alive else "died")
+
+    async def replace_engine(self, index: int, why: str) -> None:
+        """Start a new engine with the current weights in the place of one that is lost."""
+        slot = self.engines[index]
+        self.count_restart("engine", slot.process.log_tail())
+        self.observer.warn(f"the engine at {slot.url} {why}; starting a new one")
+        await slot.stop()
+        self.engines[index] = await self.start_engine()
+        await self.load_into(self.engines[index])
+        self.rollout.send(SetEngines(tuple(engine.url for engine in self.engines)))
 
     async def restart(self, message: Died) -> None:
         """Start a role again that died; the journal makes sure that nothing is lost or trained twice."""
@@ -442,15 +467,24 @@ class Controller:
             )
 
 
-async def start_engine(job: Job, model_path: Path, routed_experts: bool = False) -> EngineProcess:
-    """Start an embedded engine for a job and wait until it answers."""
-    layout = RunLayout(job.folder)
-    layout.media.mkdir(parents=True, exist_ok=True)
+async def start_engine(job: Job, model_path: Path, version: int = 0) -> EngineSlot:
+    """Start an embedded engine for a job and wait until it answers.
+
+    Raises:
+        EngineUnavailable: it ended, or was not ready in time.
+    """
+    media = RunLayout(job.folder).media
+    media.mkdir(parents=True, exist_ok=True)
     process = EngineProcess(
-        model_path, media_root=layout.media, log=job.folder / "logs" / "engine.log", return_routed_experts=routed_experts
+        model_path,
+        job.folder / "logs" / "engine.log",
+        media_root=media,
+        dtype=job.config.training.dtype,
+        return_routed_experts=job.config.training.replay_routes,
+        weight_version=version,
     )
     await process.start(START_SECONDS)
-    return process
+    return EngineSlot(process, HttpEngine(process.url, media))
 
 
 def shared_memory() -> str | None:
