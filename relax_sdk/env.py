@@ -16,7 +16,7 @@ ResetResult = tuple[Any, dict[str, Any]]
 
 
 class MessageSpace(gymnasium.Space[Any]):
-    """Everything that `as_messages` accepts."""
+    """Everything that `as_messages` accepts; for the role `assistant`, which is that of actions, one `AssistantMessage`."""
 
     def __init__(self, role: str = "user") -> None:
         super().__init__(shape=None, dtype=None)
@@ -26,6 +26,8 @@ class MessageSpace(gymnasium.Space[Any]):
         from relax_sdk.errors import RelaxError
         from relax_sdk.messages import as_messages
 
+        if self.role == "assistant":
+            return isinstance(x, AssistantMessage)
         try:
             as_messages(x)
         except RelaxError:
@@ -38,6 +40,9 @@ class MessageSpace(gymnasium.Space[Any]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MessageSpace) and other.role == self.role
+
+    def __hash__(self) -> int:
+        return hash((MessageSpace, self.role))
 
     def __repr__(self) -> str:
         return f"MessageSpace({self.role!r})"

@@ -153,7 +153,7 @@ def parse_score(answer: str) -> float:
     Raises:
         ValueError: no number, or several and none marked as the score.
     """
-    marked = re.findall(rf"(?i)\b(?:score|rating|grade|answer)\b\W{{0,5}}({_NUMBER})", answer)
+    marked = re.findall(rf"(?i)\b(?:score|rating|grade|answer)\b\W{{0,5}}?({_NUMBER})", answer)
     if marked:
         return float(marked[-1])
     numbers = re.findall(rf"(?<![\w.])({_NUMBER})(?:\s*/\s*{_NUMBER})?(?![\w])", answer)
