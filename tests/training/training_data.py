@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from relax_server.models.catalog import resolve_model
 from relax_server.models.processor import MediaFeatures, Processor
 
 from relax_sdk import Audio, Image, Message, Text, Video
+from relax_sdk.config import AlgorithmConfig, OptimizerConfig, TrainingConfig
 from relax_sdk.media import Media, MediaRef
 from relax_sdk.trajectory import Group, Sample, Status, Trajectory, Turn, VersionSpan
 
@@ -205,3 +207,25 @@ def hf_omni_logits(model: Any, ids: Sequence[int], features: Sequence[MediaFeatu
     tokens = torch.tensor([list(ids)])
     with torch.no_grad():
         return model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **inputs).logits[0]
+
+
+def make_policy(name: str | Path, *, total_steps: int = 100, temperature: float = 1.0, **settings: Any) -> Any:
+    """A policy; `settings` go to the configuration that has a field of the name."""
+    from relax_server.training.policy import Policy
+
+    configs: dict[str, Any] = dict(algorithm=AlgorithmConfig, optimizer=OptimizerConfig, training=TrainingConfig)
+    parts = {
+        key: cls(**{k: v for k, v in settings.items() if k in {f.name for f in dataclasses.fields(cls)}})
+        for key, cls in configs.items()
+    }
+    path = name if isinstance(name, Path) else resolve_model(name)
+    return Policy(path, total_steps=total_steps, seed=0, temperature=temperature, **parts)
+
+
+def parameters(policy: Any) -> dict[str, np.ndarray]:
+    return {name: tensor.float().numpy().copy() for name, tensor in policy._loaded.hf_weights().items()}
+
+
+def largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
+    assert a.keys() == b.keys()
+    return max(float(np.abs(a[k] - b[k]).max()) for k in a)

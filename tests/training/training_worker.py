@@ -69,6 +69,6 @@ def _serve(pipe: Any) -> None:
             return
         try:
             answer = (None, function(*args))
-        except Exception as error:
+        except BaseException as error:
             answer = (traceback.format_exc(), error)
         pipe.send_bytes(cloudpickle.dumps(answer))

@@ -40,6 +40,8 @@ def build_model(hf_config: Any, *, dtype: torch.dtype, device: torch.device, rec
     config = transformer_config(hf_config, dtype=dtype, recompute=recompute, replay_routes=replay_routes)
     kind = OmniModel if hf_config.model_type == OMNI_TYPE else TextModel
     model = kind(config, hf_config, device).to(device)
+    for parameter in model.parameters():  # not `model.to(dtype)`: position buffers stay float32, as in `from_pretrained`
+        parameter.data = parameter.data.to(dtype)
     replay_partially(model)
     return model
 

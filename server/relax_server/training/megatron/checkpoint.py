@@ -16,6 +16,7 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from torch.distributed.checkpoint.api import CheckpointException
 
 from relax_sdk.errors import CheckpointError
 from relax_server.training.megatron.trainer import MegatronTrainer
@@ -73,9 +74,24 @@ def _tracker() -> Any:
     return get_cuda_rng_tracker()
 
 
-def _state(trainer: MegatronTrainer, loading: bool) -> dict[str, Any]:
+def _state(trainer: MegatronTrainer) -> dict[str, Any]:
+    """Model and optimizer as Megatron shards them.
+
+    AdamW makes its moments and step counts at its first step; here they are made if it has not, with the same numbers.
+    """
+    for chained in trainer.optimizer.chained_optimizers:
+        chained.init_state_fn(chained.optimizer, chained.config)
+        for parameter, state in chained.optimizer.state.items():
+            state.setdefault("step", torch.zeros((), device=parameter.device))
     model = trainer.model.sharded_state_dict()
-    return {"model": model, "optimizer": trainer.optimizer.sharded_state_dict(model, is_loading=loading)}
+    return {"model": model, "optimizer": trainer.optimizer.sharded_state_dict(model)}
+
+
+def _with_step(optimizer: dict[str, Any]) -> dict[str, Any]:
+    """Megatron does not write a step count of zero."""
+    inner = optimizer.get("optimizer", optimizer)
+    inner["state"].setdefault("common_step", torch.zeros(()))
+    return optimizer
 
 
 def save(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any], step: int, meta: dict[str, Any]) -> None:
@@ -98,7 +114,7 @@ def save(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any], st
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         dist.barrier()
-        state = _state(trainer, loading=False)
+        state = _state(trainer)
         state["generators"] = {"torch": torch.get_rng_state(), "megatron": _tracker().get_states()}
         with _write_in_this_process():
             dist_checkpointing.save(state, str(partial))
@@ -107,7 +123,7 @@ def save(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any], st
             (partial / HEADER).write_text(json.dumps(header, indent=1))
             _replace(partial, folder)
         dist.barrier()
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError, CheckpointException) as error:
         raise CheckpointError(f"{folder}: the checkpoint cannot be written ({error})") from error
 
 
@@ -151,10 +167,10 @@ def load(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any]) ->
     if found:
         raise CheckpointError(f"{folder} belongs to another run: " + "; ".join(found[:8]) + (" …" if len(found) > 8 else ""))
     try:
-        state: Any = dist_checkpointing.load(_state(trainer, loading=True), str(folder))
+        state: Any = dist_checkpointing.load(_state(trainer), str(folder))
         trainer.model.load_state_dict(state["model"])
-        trainer.optimizer.load_state_dict(state["optimizer"])
-    except Exception as error:
+        trainer.optimizer.load_state_dict(_with_step(state["optimizer"]))
+    except (Exception, CheckpointException) as error:  # the latter is a BaseException
         raise CheckpointError(f"{folder}: the checkpoint is damaged ({type(error).__name__}: {error})") from error
     torch.set_rng_state(state["generators"]["torch"])
     _tracker().set_states(state["generators"]["megatron"])

@@ -63,11 +63,6 @@ class OmniModel(TextModel):
         super().__init__(config, hf_config, device, text_config(hf_config).rope_parameters["mrope_section"])
         self.visual = Qwen3OmniMoeVisionEncoder._from_config(hf_config.vision_config)
         self.audio_tower = Qwen3OmniMoeAudioEncoder._from_config(hf_config.audio_config)
-        towers: Any = (self.visual, self.audio_tower)
-        for tower in towers:
-            for parameter in tower.parameters():  # not `.to(dtype)`: position buffers stay float32, as in from_pretrained
-                parameter.data = parameter.data.to(config.params_dtype)
-            tower.to(device)
         if device.type == "cpu":
             for module in self.audio_tower.modules():
                 if type(module) is torch.nn.Conv2d:
