@@ -16,10 +16,10 @@ from typing import Any
 
 from relax_sdk.registry import register
 
-_LETTER: dict[str, Any] = {"sampling": {"max_new_tokens": 2}, "warmup": {"steps": 40}, "rollout": {"max_turns": 1}}
+_LETTER: dict[str, Any] = {"sampling": {"max_new_tokens": 2}, "warmup": {"steps": 60, "lr": 1e-3}, "rollout": {"max_turns": 1}}
 """One letter and the end-of-turn token."""
 
-register("tone-v0", "relax_envs.tone:ToneEnv", tasks="relax_envs.tone:tasks", defaults={**_LETTER, "steps": 200})
+register("tone-v0", "relax_envs.tone:ToneEnv", tasks="relax_envs.tone:tasks", defaults={**_LETTER, "steps": 250})
 register("colour-v0", "relax_envs.colour:ColourEnv", tasks="relax_envs.colour:tasks", defaults={**_LETTER, "steps": 250})
 register("motion-v0", "relax_envs.motion:MotionEnv", tasks="relax_envs.motion:tasks", defaults={**_LETTER, "steps": 250})
 register(
@@ -38,5 +38,5 @@ register(
     "higher-lower-v0",
     "relax_envs.higher_lower:HigherLowerEnv",
     tasks="relax_envs.higher_lower:tasks",
-    defaults={"sampling": {"max_new_tokens": 16}, "warmup": {"steps": 40}, "rollout": {"max_turns": 4}, "steps": 300},
+    defaults={"sampling": {"max_new_tokens": 16}, "warmup": {"steps": 60, "lr": 1e-3}, "rollout": {"max_turns": 4}, "steps": 300},
 )
