@@ -18,7 +18,6 @@ from .fake_judge import fake_judge
 
 @pytest.fixture
 def episode() -> Trajectory:
-    picture = {"type": "image_url", "image_url": {"url": "relax-media:00"}}
     messages: list[dict[str, Any]] = [
         {
             "role": "user",
