@@ -90,5 +90,5 @@ async def bench(processor: Processor, tmp_path: Path) -> AsyncIterator[Callable[
 async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     """Let the event loop go on until something is so."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)

@@ -69,7 +69,10 @@ class ScriptedEngine:
         if isinstance(reply, list):
             return reply
         if reply not in self._replies:
-            self._replies[reply] = [*self.processor.tokenizer.encode(reply, add_special_tokens=False), self.processor.eos_ids[-1]]
+            self._replies[reply] = [
+                *self.processor.tokenizer.encode(reply, add_special_tokens=False),
+                self.processor.eos_ids[-1],
+            ]
         return self._replies[reply]
 
     def _generation(self, request: GenerateRequest, ids: list[int], abort: bool) -> Generation:
@@ -77,7 +80,9 @@ class ScriptedEngine:
             self.processor.features(Path(item.url).read_bytes(), item.ref.sha256, item.ref.kind) for item in request.media
         ]
         cut = ids[: request.sampling.max_new_tokens]
-        reason = "abort" if abort else "stop" if len(cut) == len(ids) and ids and ids[-1] in self.processor.eos_ids else "length"
+        reason = (
+            "abort" if abort else "stop" if len(cut) == len(ids) and ids and ids[-1] in self.processor.eos_ids else "length"
+        )
         return Generation(
             prompt_ids=self.processor.expand(request.input_ids, features),
             response_ids=list(cut),

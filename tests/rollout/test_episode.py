@@ -59,7 +59,9 @@ async def test_an_episode_leaves_tokens_messages_rewards_seed_and_times(bench, p
     assert trajectory.status is Status.COMPLETED and trajectory.error is None
     assert [m["role"] for m in trajectory.messages] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert [m["content"] for m in trajectory.messages] == ["count", "task 7", "A", "turn 1", "A", "turn 2"]
-    assert trajectory.reward == 1.0 and trajectory.rewards == {"env": 1.0} and [t.reward for t in trajectory.turns] == [0.5, 0.5]
+    assert (
+        trajectory.reward == 1.0 and trajectory.rewards == {"env": 1.0} and [t.reward for t in trajectory.turns] == [0.5, 0.5]
+    )
     assert trajectory.seed == derive_seed(0, "train", 7, 0)
     assert trajectory.info == {"seen": 2}
     assert set(trajectory.timings) == {"queued", "reset", "generate", "step", "score", "total"}
@@ -113,7 +115,9 @@ async def test_plain_methods_run_in_a_thread_unless_the_class_says_they_are_quic
     env = Async if asynchronous else Plain
     env.blocking = blocking
     trajectory, _ = await only(bench, env)
-    assert trajectory.status is Status.COMPLETED and trajectory.rewards == {"env": 0.5, "bonus": 1.0} and trajectory.reward == 1.5
+    assert (
+        trajectory.status is Status.COMPLETED and trajectory.rewards == {"env": 0.5, "bonus": 1.0} and trajectory.reward == 1.5
+    )
     assert places == [asynchronous or not blocking] * 3
 
 
@@ -451,5 +455,5 @@ async def test_the_environment_of_a_gymnasium_wrapper_is_refused_by_name(bench):
     class Plain(gymnasium.Env):
         metadata: ClassVar[dict] = {}
 
-    with pytest.raises(relax.RegistryError, match="not a subclass of relax_sdk.Env"):
+    with pytest.raises(relax.RegistryError, match=r"not a subclass of relax_sdk\.Env"):
         bench(Plain)

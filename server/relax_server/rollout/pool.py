@@ -53,10 +53,14 @@ class EnginePool:
             self.add(engine)
 
     def add(self, engine: Engine) -> None:
-        """Let an engine that holds the current weights join, or come back."""
+        """Let an engine that holds the current weights join, or come back; adding it again changes nothing."""
         old = self._members.get(engine.url)
-        if old is not None and old.probe is not None:
-            old.probe.cancel()
+        if old is not None:
+            if old.engine is engine and old.up and not old.draining:
+                return
+            self._prefer_none(old)
+            if old.probe is not None:
+                old.probe.cancel()
         self._members[engine.url] = Member(engine)
         self._wake()
 

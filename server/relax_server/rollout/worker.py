@@ -133,12 +133,14 @@ class RolloutWorker:
                     await self._start_group(next(indices))
                 else:
                     await self._wait_for_change()
-            while self._groups and not self._stopping and self._error is None:
+            while self.admission.in_flight and not self._stopping and self._error is None:
                 await self._wait_for_change()
         finally:
             await self._cancel_all()
+        if isinstance(self._error, RunError):
+            raise self._error
         if self._error is not None:
-            raise self._error if isinstance(self._error, RunError) else self._run_error(self._error) from self._error
+            raise self._run_error(self._error) from self._error
 
     def update(self, *, version: int | None = None, consumed: int | None = None, dropped: int | None = None) -> None:
         """Tell the worker how far training is; called in its event loop.
@@ -227,9 +229,9 @@ class RolloutWorker:
         committed = 0
         try:
             result = await play_group(self.context, task)
+            self._account(result)
             if result.group is not None:
                 committed = int(await self._committer.commit(result.group, "train"))
-            self._account(result)
         except asyncio.CancelledError:
             raise
         except BaseException as error:

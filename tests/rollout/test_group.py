@@ -1,0 +1,170 @@
+"""Groups: they always finish, by the failure policy, and group rewards see them whole."""
+
+import asyncio
+from collections import defaultdict
+
+import pytest
+from rollout_bench import until
+
+import relax_sdk as relax
+from relax_sdk import Rubric, Status
+
+
+class Flaky(relax.Env):
+    """Fails in the attempts that `fails(sample seed, attempt)` names; remembers every reset."""
+
+    resets: list
+    fails = staticmethod(lambda position, attempt: False)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        cls = type(self)
+        cls.attempts[seed] += 1
+        cls.resets.append((seed, float(self.np_random.random())))
+        position = list(cls.attempts).index(seed)
+        if cls.fails(position, cls.attempts[seed]):
+            raise ValueError(f"attempt {cls.attempts[seed]}")
+        return "go", {}
+
+    def step(self, action):
+        return None, 1.0, True, False, {}
+
+
+def flaky(fails, **more):
+    return type("Made", (Flaky,), dict(fails=staticmethod(fails), attempts=defaultdict(int), resets=[], **more))
+
+
+async def test_retry_plays_again_with_the_same_seed_and_the_same_reset(bench):
+    env = flaky(lambda position, attempt: position == 1 and attempt <= 2)
+    made = bench(env, group_size=3, max_retries=2)
+    result = await made.group()
+    assert [t.status for t in result.group.trajectories] == [Status.COMPLETED] * 3
+    assert sorted(t.attempts for t in result.group.trajectories) == [1, 1, 3]
+    assert result.failures == {"EnvError": 2}
+    retried = next(t for t in result.group.trajectories if t.attempts == 3)
+    draws = [draw for seed, draw in env.resets if seed == retried.seed]
+    assert len(draws) == 3 and len(set(draws)) == 1
+    assert len({t.seed for t in result.group.trajectories}) == 3
+
+
+async def test_what_still_fails_after_the_retries_is_dropped(bench):
+    result = await bench(flaky(lambda position, attempt: position == 0), group_size=3, max_retries=1).group()
+    assert len(result.group.trajectories) == 2 and len(result.trajectories) == 3
+    assert result.failures == {"EnvError": 2}
+    assert {t.group_size for t in result.group.trajectories} == {3}
+
+
+async def test_count_keeps_a_failed_episode_with_reward_0(bench):
+    result = await bench(flaky(lambda position, attempt: position == 0), group_size=3, on_failure="count").group()
+    statuses = sorted(t.status for t in result.group.trajectories)
+    assert statuses == [Status.COMPLETED, Status.COMPLETED, Status.FAILED]
+    assert [t.reward for t in result.group.trajectories if t.status is Status.FAILED] == [0.0]
+    assert result.failures == {"EnvError": 1}
+
+
+async def test_drop_does_not_try_again(bench):
+    env = flaky(lambda position, attempt: position == 0)
+    result = await bench(env, group_size=3, on_failure="drop", max_retries=5).group()
+    assert len(result.group.trajectories) == 2 and set(env.attempts.values()) == {1}
+
+
+@pytest.mark.parametrize("policy", ["retry", "count", "drop"])
+async def test_a_group_without_a_usable_episode_is_none(bench, policy):
+    result = await bench(flaky(lambda position, attempt: True), group_size=2, on_failure=policy).group()
+    assert result.group is None and len(result.trajectories) == 2
+    assert "raised ValueError: attempt" in result.error
+
+
+async def test_ids_and_seeds_are_the_same_whenever_a_group_is_played(bench):
+    ids = []
+    for _ in range(2):
+        result = await bench(flaky(lambda *_: False), group_size=2).group(4)
+        ids.append([(result.group.id, t.id, t.seed, t.group_index) for t in result.group.trajectories])
+    assert ids[0] == ids[1] and ids[0][0][:2] == ("run/train/4", "run/train/4/0")
+
+
+def lengths(trajectories):
+    return [float(len(trajectories)) for _ in trajectories]
+
+
+async def best(trajectories):
+    await asyncio.sleep(0)
+    return [float(i == 0) for i, _ in enumerate(trajectories)]
+
+
+async def test_group_rewards_see_the_whole_group(bench):
+    env = flaky(lambda *_: False, rubric=Rubric(group_functions=[lengths, best], group_weights=[0.1, 1.0]))
+    result = await bench(env, group_size=4).group()
+    assert [t.rewards for t in result.group.trajectories] == [
+        {"env": 1.0, "lengths": 4.0, "best": float(i == 0)} for i in range(4)
+    ]
+    assert [t.reward for t in result.group.trajectories] == pytest.approx([2.4, 1.4, 1.4, 1.4])
+
+
+async def test_group_rewards_see_usable_episodes_only(bench):
+    env = flaky(lambda position, attempt: position == 0, rubric=Rubric(group_functions=[lengths]))
+    result = await bench(env, group_size=3, on_failure="count").group()
+    assert sorted(t.reward for t in result.group.trajectories) == [0.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "function, expected",
+    [
+        (lambda trajectories: [1.0], "returned 1 values for 2 trajectories"),
+        (lambda trajectories: 1 / 0, "raised ZeroDivisionError"),
+        (lambda trajectories: [1.0, float("nan")], "nan"),
+        (lambda trajectories: None, "NoneType"),
+    ],
+)
+async def test_a_group_reward_that_fails_leaves_no_group(bench, function, expected):
+    env = flaky(lambda *_: False, rubric=Rubric(group_functions=[function]))
+    made = bench(env, group_size=2)
+    result = await made.group(6)
+    assert result.group is None and result.failures == {"RewardError": 1}
+    assert result.error.startswith("test-v0, train task 6, group reward: ") and expected in result.error
+    assert [t.reward for t in result.trajectories] == [1.0, 1.0]
+
+
+async def test_environments_stay_open_for_group_rewards_and_are_closed_after(bench):
+    opened, closed = [], []
+
+    def alive(trajectories):
+        assert len(closed) < len(opened)
+        return lengths(trajectories)
+
+    class Closing(flaky(lambda *_: False, rubric=Rubric(group_functions=[alive]))):
+        def __init__(self):
+            opened.append(self)
+
+        def close(self):
+            closed.append(self)
+
+    made = bench(Closing, group_size=3)
+    assert (await made.group()).group is not None
+    await until(lambda: not made.worker.context.tasks)
+    assert len(opened) == len(closed) == 3
+
+
+async def test_cancelling_a_group_cancels_its_episodes(bench):
+    made = bench(flaky(lambda *_: False), group_size=5)
+    made.engine.hold.clear()
+    playing = asyncio.create_task(made.group())
+    await until(lambda: len(made.engine.running) == 5)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    await until(lambda: not made.worker.context.tasks)
+    assert made.worker.stats().states == {"cancelled": 5}
+    await until(lambda: len(made.engine.aborted) == 5)
+
+
+async def test_a_group_prefers_one_engine(bench, processor):
+    from scripted_engine import ScriptedEngine
+
+    made = bench(flaky(lambda *_: False), group_size=6)
+    other = ScriptedEngine(processor, url="scripted://b")
+    made.pool.add(other)
+    results = await asyncio.gather(*(made.group(i) for i in range(4)))
+    for result in results:
+        assert len({turn.engine for t in result.group.trajectories for turn in t.turns}) == 1
+    assert len(made.engine.requests) == len(other.requests) == 12
