@@ -38,5 +38,5 @@ register(
     "higher-lower-v0",
     "relax_envs.higher_lower:HigherLowerEnv",
     tasks="relax_envs.higher_lower:tasks",
-    defaults={"sampling": {"max_new_tokens": 16}, "warmup": {"steps": 60, "lr": 1e-3}, "rollout": {"max_turns": 4}, "steps": 300},
+    defaults={**_LETTER, "sampling": {"max_new_tokens": 16}, "rollout": {"max_turns": 4}, "steps": 300},
 )
