@@ -82,7 +82,7 @@ def _watch_parent(pid: int, stop: asyncio.Event) -> None:
     asyncio.get_running_loop().add_reader(handle, stop.set)
 
 
-async def _serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
+async def _serve(arguments: argparse.Namespace, path: Path, listener: socket.socket) -> None:
     import torch
     from aiohttp import web
 
@@ -92,7 +92,6 @@ async def _serve(arguments: argparse.Namespace, listener: socket.socket) -> None
     from relax_server.engines.embedded.prompts import PromptBuilder
     from relax_server.engines.embedded.scheduler import Scheduler, SchedulerConfig
     from relax_server.engines.embedded.server import EngineServer
-    from relax_server.models.catalog import resolve_model
     from relax_server.models.processor import Processor
 
     stop = asyncio.Event()
@@ -102,7 +101,6 @@ async def _serve(arguments: argparse.Namespace, listener: socket.socket) -> None
     if arguments.parent_pid is not None:
         _watch_parent(arguments.parent_pid, stop)
     torch.set_num_threads(arguments.threads)
-    path = resolve_model(arguments.model_path)
     processor = Processor.load(path)
     dtype = getattr(torch, arguments.dtype)
     runner = ModelRunner(path, processor.hf_config, dtype, arguments.return_routed_experts)
@@ -134,9 +132,11 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     listener = _listen(arguments.port)
     from relax_sdk.errors import RelaxError
+    from relax_server.models.catalog import resolve_model
 
     try:
-        asyncio.run(_serve(arguments, listener))
+        path = resolve_model(arguments.model_path)  # before anything slow is imported
+        asyncio.run(_serve(arguments, path, listener))
     except RelaxError as error:
         return _fail(2, str(error))
     return 0
