@@ -213,11 +213,14 @@ async def test_drain_commits_what_is_in_flight_and_starts_nothing(bench):
     made.engine.hold.clear()
     running = asyncio.create_task(made.worker.run())
     await until(lambda: len(made.engine.running) == 3)
-    made.worker.drain()
+    draining = asyncio.create_task(made.worker.drain())
     made.worker.update(consumed=3)
+    await asyncio.sleep(0)
+    assert not draining.done()
     made.engine.hold.set()
-    await running
+    await draining
     assert made.journal.counts("run").ready == 3
+    await running
 
 
 async def test_stop_cancels_what_is_in_flight(bench):
@@ -229,6 +232,19 @@ async def test_stop_cancels_what_is_in_flight(bench):
     await running
     assert made.worker.stats().states == {"cancelled": 3} and made.journal.counts("run").total == 0
     assert made.worker.stats().in_flight == 0
+
+
+async def test_stop_leaves_an_evaluation_alone(bench):
+    made = bench(Ask, tasks=EVAL, groups_per_step=3, run_config={"max_staleness": 0})
+    made.engine.hold.clear()
+    running = asyncio.create_task(made.worker.run())
+    evaluating = asyncio.create_task(made.worker.evaluate())
+    await until(lambda: len(made.engine.running) == 7)
+    made.worker.stop()
+    await running
+    assert len(made.engine.running) == 4
+    made.engine.hold.set()
+    assert (await evaluating).n == 4
 
 
 async def test_no_more_episodes_are_in_flight_than_allowed(bench):

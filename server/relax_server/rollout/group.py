@@ -12,7 +12,7 @@ from relax_sdk.errors import EpisodeTimeout, RewardError
 from relax_sdk.rewards import score_group
 from relax_sdk.trajectory import Group, Trajectory, derive_seed
 from relax_server.rollout.context import EpisodeTask, RolloutContext
-from relax_server.rollout.episode import USABLE, Episode
+from relax_server.rollout.episode import GRACE, USABLE, Episode
 from relax_server.rollout.session import named_error
 
 
@@ -117,15 +117,16 @@ async def play_group(context: RolloutContext, task: GroupTask) -> GroupResult:
     """Play a task `task.size` times and score the group.
 
     It ends whatever the environment does: an episode that fails is retried, kept or dropped, one that hangs times out.
-    Cancelling it cancels its episodes.
+    Cancelling it cancels its episodes, and waits for those that heed it.
     """
     play = _Play(context, task)
     for index in range(task.size):
         play.launch(index, 1)
     try:
-        await play.done
+        await asyncio.shield(play.done)
     except asyncio.CancelledError:
         play.cancel()
+        await asyncio.wait({play.done}, timeout=GRACE)
         raise
     finally:
         context.pool.release(task.id)

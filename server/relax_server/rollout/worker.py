@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from relax_sdk.config import RunConfig, SamplingParams
-from relax_sdk.errors import ConfigError, JournalError, RelaxError, RunError
+from relax_sdk.errors import ConfigError, RelaxError, RunError
 from relax_sdk.media import MediaStore
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.registry import EnvSpec
@@ -106,6 +105,8 @@ class RolloutWorker:
         )
         self._committer = Committer(journal, run)
         self._changed = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._groups: set[asyncio.Task[None]] = set()
         self._stopping = self._draining = False
         self._error: BaseException | None = None
@@ -175,15 +176,20 @@ class RolloutWorker:
         self._stopping = True
         self._changed.set()
 
-    def drain(self) -> None:
-        """End `run` when the groups in flight are committed; no new ones start."""
+    async def drain(self) -> None:
+        """End `run` when the groups in flight are committed, and wait for that; no new ones start."""
         self._draining = True
         self._changed.set()
+        await self._idle.wait()
 
     async def close(self) -> None:
         """Stop everything and let the threads go; the worker cannot be used afterwards."""
         self.stop()
         await self._cancel_all()
+        for task in self.context.tasks:
+            task.cancel()
+        if self.context.tasks:
+            await asyncio.wait(self.context.tasks, timeout=STOP_TIMEOUT)
         await self._committer.close()
         self._threads.close()
         self._media_threads.close()
@@ -203,10 +209,11 @@ class RolloutWorker:
 
     async def _start_group(self, index: int) -> None:
         self.admission.in_flight += 1
+        self._idle.clear()
         try:
             row = await self._row("train", index)
         except BaseException as error:
-            self.admission.in_flight -= 1
+            self._left()
             if isinstance(error, asyncio.CancelledError):
                 raise
             self._error = error
@@ -232,14 +239,18 @@ class RolloutWorker:
             self._account(result)
             if result.group is not None:
                 committed = int(await self._committer.commit(result.group, "train"))
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
+        except Exception as error:
             self._error = error
         finally:
-            self.admission.in_flight -= 1
-            self.admission.committed += committed
-            self._changed.set()
+            self._left(committed)
+
+    def _left(self, committed: int = 0) -> None:
+        """A group is no longer in flight: it is committed, or lost."""
+        self.admission.in_flight -= 1
+        self.admission.committed += committed
+        self._changed.set()
+        if self.admission.in_flight == 0:
+            self._idle.set()
 
     def _account(self, result: GroupResult) -> None:
         if result.group is not None:
@@ -377,9 +388,8 @@ class RolloutWorker:
         self._changed.clear()
 
     async def _cancel_all(self) -> None:
-        for task in [*self._groups]:
+        """Cancel the train groups; an evaluation goes on."""
+        for task in self._groups:
             task.cancel()
-        tasks = [*self._groups, *self.context.tasks]
-        if tasks:
-            with contextlib.suppress(JournalError):
-                await asyncio.wait(tasks, timeout=STOP_TIMEOUT)
+        if self._groups:
+            await asyncio.wait(self._groups, timeout=STOP_TIMEOUT)
