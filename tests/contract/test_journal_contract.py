@@ -142,7 +142,7 @@ def test_a_lease_is_all_or_nothing(journal: Journal) -> None:
 def test_groups_that_are_too_old_are_dropped_and_counted_even_when_nothing_is_leased(journal: Journal) -> None:
     commit(journal, "old", "older", version=1)
     commit(journal, "new", version=3)
-    found = journal.lease(2, RUN, "a", 4, 2, TTL)
+    found = journal.lease(9, RUN, "a", 4, 2, TTL)
     assert (found.leases, found.dropped) == ([], 2)
     assert journal.counts(RUN) == JournalCounts(ready=1, stale=2)
     assert journal.lease(1, RUN, "a", 4, 2, TTL).dropped == 0

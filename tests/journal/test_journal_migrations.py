@@ -1,0 +1,92 @@
+"""Older, newer and new databases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from relax_server.journal import migrate, migrations, open_journal, schema, sqlite
+from relax_server.journal.payload import pack
+from relax_server.journal.sql import SqlJournal
+from sample_groups import make_group
+from sqlalchemy import Engine, MetaData, insert, text
+
+from relax_sdk.errors import JournalError
+
+RUN = "run-1"
+
+
+def scripts() -> ScriptDirectory:
+    config = Config()
+    config.set_main_option("script_location", migrations.__path__[0])
+    return ScriptDirectory.from_config(config)
+
+
+def database(path: Path, revision: str) -> Engine:
+    engine = sqlite.connect(path, busy_timeout=5.0)
+    sqlite.prepare(engine, busy_timeout=5.0)
+    migrate.upgrade(engine, revision)
+    return engine
+
+
+def test_the_code_knows_the_newest_revision() -> None:
+    assert scripts().get_current_head() == schema.HEAD
+    assert [script.revision for script in scripts().walk_revisions()] == ["0002", "0001"]
+
+
+def test_the_revisions_lead_to_the_tables_of_the_schema(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / "journal.db")
+    assert isinstance(journal, SqlJournal)
+    with journal.engine.connect() as connection:
+        assert migrate.revision(connection) == schema.HEAD
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, schema.metadata) == []
+    journal.close()
+
+
+def test_a_journal_of_the_first_revision_keeps_its_groups(tmp_path: Path) -> None:
+    path, group = tmp_path / "journal.db", make_group("g", task_index=3)
+    engine = database(path, "0001")
+    old = MetaData()
+    old.reflect(engine)
+    with engine.connect().execution_options(**sqlite.WRITE) as connection, connection.begin():
+        connection.execute(insert(old.tables["runs"]).values(id=RUN, created_at=1.0))
+        row = {"id": "g", "run": RUN, "split": "train", "env": group.env, "task_index": 3, "state": "leased"}
+        row |= {"version_min": 0, "version_max": 0, "consumer": "a", "lease_expires": 0.0, "created_at": 1.0}
+        seq = connection.execute(insert(old.tables["groups"]).values(row)).inserted_primary_key[0]
+        connection.execute(insert(old.tables["payloads"]).values(seq=seq, data=pack(group)))
+    engine.dispose()
+    journal = open_journal(path)
+    assert journal.task_indices(RUN) == [3]
+    assert [lease.group for lease in journal.lease(1, RUN, "b", 0, 0, 60.0).leases] == [group]
+    journal.close()
+
+
+def test_a_journal_newer_than_the_code_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    engine = database(path, schema.HEAD)
+    with engine.connect().execution_options(**sqlite.WRITE) as connection, connection.begin():
+        connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
+    with pytest.raises(
+        JournalError, match=r"newer version of Relax Gym \(revision 0999, this version knows up to 0002\): upgrade Relax Gym"
+    ):
+        open_journal(path)
+    with engine.connect() as connection:
+        assert migrate.revision(connection) == "0999"
+    engine.dispose()
+
+
+def test_a_migration_that_fails_leaves_the_database_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    engine = database(path, "0001")
+    with engine.connect().execution_options(**sqlite.WRITE) as connection, connection.begin():
+        connection.execute(text("CREATE INDEX ix_groups_run_split_task_index ON groups (id)"))  # in the way of revision 2
+    with pytest.raises(JournalError, match=r"cannot open it: .*already exists"):
+        open_journal(path)
+    with engine.connect() as connection:
+        assert migrate.revision(connection) == "0001"
+    engine.dispose()
