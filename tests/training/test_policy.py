@@ -227,6 +227,46 @@ def test_failed_episodes_and_groups_that_teach_nothing(worker):
     assert got["unchanged"] == 0
 
 
+def impossible_logprobs(value: float) -> tuple[dict[str, float], float]:
+    """A step on tokens that the engine says it sampled with an absurd logprob."""
+    policy = make_policy(TEXT)
+    groups = letter_groups(policy.processor)
+    for group in groups:
+        for trajectory in group.trajectories:
+            trajectory.turns[0].response_logprobs[0] = value
+    before = parameters(policy)
+    metrics = policy.train_step(groups, read, 0)
+    return metrics, largest_difference(before, parameters(policy))
+
+
+def test_an_absurd_logprob_does_not_spoil_the_weights(worker):
+    metrics, moved = worker.run(impossible_logprobs, -1e5)
+    assert all(np.isfinite(list(metrics.values())))
+    assert 0 < moved < 1
+    assert metrics["logprob_gap_max"] > 9e4
+
+
+def poisoned_weights() -> tuple[str, float]:
+    import torch
+
+    policy = make_policy(TEXT)
+    before = parameters(policy)
+    hook = policy._loaded.model.gpt.output_layer.register_forward_hook(lambda m, a, out: (out[0] * torch.nan, out[1]))
+    try:
+        policy.train_step(letter_groups(policy.processor), read, 0)
+    except TrainingError as error:
+        return str(error), largest_difference(before, parameters(policy))
+    finally:
+        hook.remove()
+    return "", 0.0
+
+
+def test_a_gradient_that_is_not_finite_is_not_applied(worker):
+    message, moved = worker.run(poisoned_weights)
+    assert "not finite" in message
+    assert moved == 0
+
+
 def banned_response() -> None:
     policy = make_policy(OMNI)
     ids, _ = prompt(policy.processor, "words")

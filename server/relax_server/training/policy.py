@@ -116,7 +116,7 @@ class Policy:
             Metrics, see `StepMetrics`.
 
         Raises:
-            TrainingError: no trajectory has a token to train on, or the loss is not finite.
+            TrainingError: no trajectory has a token to train on, or the gradient is not finite.
             TokenError: tokens and media do not fit together.
         """
         metrics = StepMetrics()
@@ -159,7 +159,8 @@ class Policy:
 
     def export(self, folder_: Path) -> None:
         """Write a whole model folder that transformers' `from_pretrained` reads."""
-        folder.copy_rest(self.model_path, Path(folder_))
+        if parallel.data_parallel()[0] == 0:
+            folder.copy_rest(self.model_path, Path(folder_))
         self.export_weights(folder_)
 
     def export_weights(self, folder_: Path) -> None:
@@ -235,10 +236,7 @@ class Policy:
         def loss(logits: Tensor, number: int) -> LossSum:
             return objective(logits, mine[number], targets)
 
-        results = self.trainer.accumulate([self._inputs(f) for f in mine], loss)
-        if not all(torch.isfinite(r["loss"]) for r in results):
-            raise TrainingError(f"step {self.step}: the loss is not finite; the weights were not updated")
-        return results
+        return self.trainer.accumulate([self._inputs(f) for f in mine], loss)
 
     def _forward(self, forests: Sequence[Forest], targets: Targets) -> Tensor:
         """Logprobs of the trained tokens of some forests, [n of the batch]; 0 elsewhere."""

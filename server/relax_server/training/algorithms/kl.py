@@ -21,6 +21,9 @@ def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
 
 
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """exp(-d) - 1 + d; unbiased, of low variance, never negative; the estimate of GRPO (arXiv 2402.03300). [n] -> [n]."""
-    d = logprobs - reference
+    """exp(-d) - 1 + d; unbiased, of low variance, never negative; the estimate of GRPO (arXiv 2402.03300). [n] -> [n].
+
+    d is taken as at least -20, so that one impossible token does not make the sum infinite.
+    """
+    d = (logprobs - reference).clamp(min=-20.0)
     return torch.expm1(-d) + d

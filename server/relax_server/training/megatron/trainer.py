@@ -14,6 +14,7 @@ from megatron.core.transformer.moe.router_replay import RouterReplay, RouterRepl
 from torch import Tensor
 
 from relax_sdk.config import OptimizerConfig
+from relax_sdk.errors import TrainingError
 from relax_server.training.megatron.inputs import ForestInputs
 from relax_server.training.megatron.text import TextModel
 
@@ -98,7 +99,13 @@ class MegatronTrainer:
 
         Returns:
             Their norm before clipping.
+
+        Raises:
+            TrainingError: they are not finite; the weights stay as they are. All ranks raise, as all have the same sum.
         """
+        buffers = [*self.ddp.buffers, *self.ddp.expert_parallel_buffers]
+        if not all(torch.isfinite(buffer.grad_data.norm()) for buffer in buffers):
+            raise TrainingError("the gradient is not finite; the weights were not updated")
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         _, norm, _ = self.optimizer.step()
