@@ -12,6 +12,7 @@ from relax_server.engines.embedded.core import Prompt, RequestError, Sequence
 from relax_server.engines.embedded.model import ModelRunner
 from relax_server.engines.embedded.sampling import Sampling
 from relax_server.engines.embedded.scheduler import Scheduler, SchedulerConfig
+from relax_server.engines.embedded.weights import read_folder
 from relax_server.models.catalog import resolve_model
 
 from relax_sdk.errors import ConfigError
@@ -235,10 +236,10 @@ def test_released_memory_is_really_given_back(llama: Reference):
     assert full - psutil.Process().memory_info().rss > 0.9 * size > 100e6
     assert sum(p.numel() for p in scheduler.runner.model.parameters()) == 0
     with pytest.raises(RequestError, match="released"):
-        control.update_weights([], "1", flush=True, abort_all=False)
+        control.update_weights({}, "1", flush=True, abort_all=False)
     control.restore(TAGS)
     assert control.refusal is not None
-    control.update_weights(scheduler.runner.plan_update(llama.processor.path), "1", flush=True, abort_all=False)
+    control.update_weights(read_folder(llama.processor.path), "1", flush=True, abort_all=False)
     assert control.refusal is None
     item = sequence([20, 30, 40], 3, 0)
     run(scheduler, [item])

@@ -35,19 +35,25 @@ class Control:
     def resume(self) -> None:
         self.paused = False
 
-    def update_weights(
-        self, pairs: list[tuple[torch.Tensor, torch.Tensor]], version: str | None, flush: bool, abort_all: bool
-    ) -> int:
+    def update_weights(self, tensors: dict[str, torch.Tensor], version: str | None, flush: bool, abort_all: bool) -> int:
         """Copy new values in; returns how many sequences were held by a pause.
 
         Media embeddings are always forgotten, since they come from the old towers. Sequences that are running go on with
         the keys and values they have; what they generate from now on carries the new version.
 
+        Args:
+            tensors: from `weights.read_folder`.
+            version: what new tokens carry; None keeps the present one.
+            flush: whether cached prefixes are forgotten too; without it, they stay as the old weights computed them.
+            abort_all: whether all requests are ended first.
+
         Raises:
+            ConfigError: not weights of this model; nothing was changed.
             RequestError: the weights' memory is released.
         """
         self.require_weights()
         scheduler = self.scheduler
+        pairs = weights.assign(scheduler.runner.model, tensors)
         if abort_all:
             scheduler.abort(None, "aborted by a weight update")
         weights.copy(pairs)

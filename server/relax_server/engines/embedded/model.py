@@ -171,14 +171,6 @@ class ModelRunner:
 
     # ----------------------------------------------------------------------------------------------------- weights
 
-    def plan_update(self, folder: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Read a folder and find the place of every tensor; `weights.copy` then completes the update.
-
-        Raises:
-            ConfigError: not weights of this model.
-        """
-        return weights.assign(self.model, weights.read_folder(folder))
-
     def drop_weights(self) -> None:
         """Give the memory of all parameters back."""
         self._shapes = {name: p.shape for name, p in self.model.named_parameters()}

@@ -20,6 +20,7 @@ from relax_server.engines.embedded.loop import ModelLoop
 from relax_server.engines.embedded.prompts import PromptBuilder
 from relax_server.engines.embedded.sampling import Sampling
 from relax_server.engines.embedded.web import EventStream, error_bodies, json_body, json_response
+from relax_server.engines.embedded.weights import read_folder
 from relax_server.engines.embedded.wire import meta_info, parse_sampling, seeds
 from relax_server.models.media_features import Kind
 
@@ -256,9 +257,9 @@ class EngineServer:
             flush, abort_all = bool(body.get("flush_cache", True)), bool(body.get("abort_all_requests", False))
             async with self._update:
                 self.control.require_weights()
-                pairs = await asyncio.to_thread(self.scheduler.runner.plan_update, Path(path))
+                tensors = await asyncio.to_thread(read_folder, Path(path))
                 held = await self.command(
-                    lambda: self.control.update_weights(pairs, None if version is None else str(version), flush, abort_all)
+                    lambda: self.control.update_weights(tensors, None if version is None else str(version), flush, abort_all)
                 )
         except (ConfigError, RequestError) as error:
             return json_response({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
