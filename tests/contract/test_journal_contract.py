@@ -117,6 +117,18 @@ def test_what_could_not_be_trained_on_is_refused(journal: Journal) -> None:
     assert journal.commit(uncovered, RUN, split="eval"), "an evaluated group needs no versions"
 
 
+def test_several_groups_are_committed_together_or_not_at_all(journal: Journal) -> None:
+    commit(journal, "b")
+    assert journal.commit_many([make_group(id) for id in "abca"], RUN) == [True, False, True, False]
+    assert [g.id for g in journal.groups(RUN, newest_first=False)] == ["b", "a", "c"]
+    thief = make_group("e")
+    thief.trajectories[0].id = "a-0"
+    with pytest.raises(JournalError, match="'a-0' of group 'e' is taken"):
+        journal.commit_many([make_group("d"), thief], RUN)
+    assert journal.counts(RUN).total == 3
+    assert journal.commit_many([], RUN) == []
+
+
 # ----------------------------------------------------------------------------------------------------------------- lease
 
 

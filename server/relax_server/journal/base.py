@@ -91,6 +91,10 @@ class Journal(Protocol):
         """
         ...
 
+    def commit_many(self, groups: Sequence[Group], run: str, split: str = "train") -> list[bool]:
+        """`commit` for several groups in one transaction, which waits for the disk once: all or, when it raises, none."""
+        ...
+
     def lease(self, n: int, run: str, consumer: str, version: int, max_staleness: int, ttl: float) -> LeaseResult:
         """Lease the `n` oldest ready train groups of `run` whose staleness `version - version_min` is at most `max_staleness`.
 

@@ -68,28 +68,18 @@ class SqlJournal:
 
     def commit(self, group: Group, run: str, split: str = TRAIN) -> bool:
         """See `Journal.commit`."""
-        _check(group, split)
-        payload, now = pack(group), self._clock()
-        with self._write(f"commit group {group.id!r}") as connection:
-            row = connection.execute(select(groups.c.run, groups.c.split).where(groups.c.id == group.id)).first()
-            if row is not None:
-                if tuple(row) != (run, split):
-                    raise JournalError(
-                        f"group id {group.id!r} is taken: run {row.run!r}, split {row.split!r} committed it; "
-                        f"give groups of run {run!r}, split {split!r} other ids"
-                    )
-                return False
+        return self.commit_many([group], run, split)[0]
+
+    def commit_many(self, groups: Sequence[Group], run: str, split: str = TRAIN) -> list[bool]:
+        """See `Journal.commit_many`."""
+        for group in groups:
+            _check(group, split)
+        payloads, now = [pack(group) for group in groups], self._clock()
+        with self._write("commit " + ", ".join(f"group {group.id!r}" for group in groups[:3])) as connection:
             self._add_run(connection, run, now)
-            row = _group_row(group, run, split, now)
-            seq = connection.execute(insert(groups).returning(groups.c.seq), row).scalar_one()
-            connection.execute(insert(payloads), {"seq": seq, "data": payload})
-            try:
-                if rows := [_trajectory_row(t, group, run, split, now) for t in group.trajectories]:
-                    connection.execute(insert(trajectories), rows)
-            except IntegrityError as error:
-                raise _reused(connection, group) from error
+            new = [_insert(connection, g, p, run, split, now) for g, p in zip(groups, payloads, strict=True)]
         self._known_runs.add(run)
-        return True
+        return new
 
     def lease(self, n: int, run: str, consumer: str, version: int, max_staleness: int, ttl: float) -> LeaseResult:
         """See `Journal.lease`."""
@@ -225,6 +215,31 @@ class SqlJournal:
             yield
         except SQLAlchemyError as error:
             raise sqlite.explain(error, doing, self.path, self._busy_timeout) from error
+
+
+def _insert(connection: Connection, group: Group, payload: bytes, run: str, split: str, now: float) -> bool:
+    """Write the rows of one group; False when they are there already.
+
+    Raises:
+        JournalError: its id is taken in another run or split, or a trajectory's id is taken.
+    """
+    found = connection.execute(select(groups.c.run, groups.c.split).where(groups.c.id == group.id)).first()
+    if found is not None:
+        if tuple(found) != (run, split):
+            raise JournalError(
+                f"group id {group.id!r} is taken: run {found.run!r}, split {found.split!r} committed it; "
+                f"give groups of run {run!r}, split {split!r} other ids"
+            )
+        return False
+    row = _group_row(group, run, split, now)
+    seq = connection.execute(insert(groups).returning(groups.c.seq), row).scalar_one()
+    connection.execute(insert(payloads), {"seq": seq, "data": payload})
+    try:
+        if rows := [_trajectory_row(t, group, run, split, now) for t in group.trajectories]:
+            connection.execute(insert(trajectories), rows)
+    except IntegrityError as error:
+        raise _reused(connection, group) from error
+    return True
 
 
 def _check(group: Group, split: str) -> None:
