@@ -104,8 +104,11 @@ def make_batch(
         routes: per sample, for route replay.
 
     Raises:
-        TokenError: placeholders and media differ, a trained token has nothing before it or is one that cannot be sampled.
+        TokenError: there are no samples, placeholders and media differ, or a trained token has nothing before it or is one
+            that cannot be sampled.
     """
+    if not samples:
+        raise TokenError("no samples")
     lengths = np.fromiter((len(s.ids) for s in samples), np.int64, len(samples))
     start = np.concatenate([[0], np.cumsum(lengths)])
     total = int(start[-1])

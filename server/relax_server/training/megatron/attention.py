@@ -97,7 +97,7 @@ def _bucket(end: np.ndarray, blocks: Sequence[tuple[int, int, np.ndarray]]) -> t
     return queries, keys, seen
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=8)  # a long trunk's mask takes tens of megabytes
 def _plan(end_bytes: bytes, device: str) -> Plan:
     end = np.frombuffer(end_bytes, np.int64)
     shapes: dict[tuple[int, int], list[tuple[int, int, np.ndarray]]] = {}

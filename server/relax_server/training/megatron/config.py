@@ -55,6 +55,19 @@ def _check(config: Any) -> None:
         raise ConfigError(f"{config.model_type}: sliding-window attention cannot be trained (layer_types {sorted(kinds)})")
 
 
+def _moe_settings(config: Any, sparse: list[bool], replay_routes: bool) -> dict[str, Any]:
+    return dict(
+        num_moe_experts=config.num_experts,
+        moe_router_topk=config.num_experts_per_tok,
+        moe_ffn_hidden_size=config.moe_intermediate_size,
+        moe_router_pre_softmax=not config.norm_topk_prob,
+        moe_router_load_balancing_type="none",
+        moe_token_dispatcher_type="alltoall",
+        moe_layer_freq=[int(s) for s in sparse],
+        moe_enable_routing_replay=replay_routes,
+    )
+
+
 def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: bool, replay_routes: bool) -> Any:
     """Megatron's `TransformerConfig` of a Hugging Face configuration.
 
@@ -99,16 +112,7 @@ def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: bool, r
         mrope_section=[head_dim(c) // 2, 0, 0],
     )
     if any(sparse):
-        settings |= dict(
-            num_moe_experts=c.num_experts,
-            moe_router_topk=c.num_experts_per_tok,
-            moe_ffn_hidden_size=c.moe_intermediate_size,
-            moe_router_pre_softmax=not c.norm_topk_prob,
-            moe_router_load_balancing_type="none",
-            moe_token_dispatcher_type="alltoall",
-            moe_layer_freq=[int(s) for s in sparse],
-            moe_enable_routing_replay=replay_routes,
-        )
+        settings |= _moe_settings(c, sparse, replay_routes)
     if recompute:
         settings |= dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
     return TransformerConfig(**settings)
