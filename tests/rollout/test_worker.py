@@ -194,7 +194,7 @@ async def test_groups_that_wait_are_committed_in_one_go_where_the_journal_can(be
 
 async def test_pause_sends_nothing_and_resume_goes_on(bench):
     """Paused from the first model call on; the clocks of the episode are shorter than the pause."""
-    made = bench(Ask, groups_per_step=4, run_config={"max_staleness": 0}, turn_timeout=0.3, episode_timeout=0.3)
+    made = bench(Ask, groups_per_step=4, run_config={"max_staleness": 0}, turn_timeout=0.3, episode_timeout=0.3, max_retries=0)
     made.worker.pause()
     playing = asyncio.create_task(made.group(0))
     await until(lambda: made.worker.stats().states == {"running": 1})

@@ -220,7 +220,6 @@ class EnginePool:
         if not member.up:
             return
         member.up = False
-        self._prefer_none(member)
         if self._members.get(member.engine.url) is member:
             member.probe = asyncio.get_running_loop().create_task(self._probe(member))
 
