@@ -104,6 +104,10 @@ class Policy:
         self.trainer.step(lr)
         return parallel.sum_over_ranks([float(sum(r["loss"] for r in results))])[0] / len(batch.trained)
 
+    def end_warmup(self) -> None:
+        """Go over from the warm-up to reinforcement learning: the optimizer starts with fresh moments."""
+        self.trainer.reset_optimizer()
+
     def train_step(self, groups: Sequence[Group], media: ReadMedia, version: int) -> dict[str, float]:
         """One step of reinforcement learning on a batch of groups; every data-parallel rank is given the same batch.
 

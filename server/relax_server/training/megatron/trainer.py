@@ -31,10 +31,19 @@ class MegatronTrainer:
     """
 
     def __init__(self, model: TextModel, optimizer: OptimizerConfig, dtype: torch.dtype) -> None:
-        bf16 = dtype == torch.bfloat16
         self.model = model
+        self._settings, self._dtype = optimizer, dtype
+        bf16 = dtype == torch.bfloat16
         self.ddp = DistributedDataParallel(model.config, DistributedDataParallelConfig(grad_reduce_in_fp32=bf16), model)
         self.ddp.broadcast_params()
+        self.optimizer: Any = self._make_optimizer()
+        config: Any = model.config
+        config.finalize_model_grads_func = finalize_model_grads
+        config.grad_scale_func = lambda loss: self.optimizer.scale_loss(loss)
+        self._schedule = get_forward_backward_func()
+
+    def _make_optimizer(self) -> Any:
+        optimizer, bf16 = self._settings, self._dtype == torch.bfloat16
         settings = MegatronOptimizerConfig(
             optimizer="adam",
             lr=optimizer.lr,
@@ -44,15 +53,20 @@ class MegatronTrainer:
             adam_eps=optimizer.eps,
             clip_grad=optimizer.clip_grad,
             bf16=bf16,
-            params_dtype=dtype,
+            params_dtype=self._dtype,
         )
-        self.optimizer: Any = get_megatron_optimizer(settings, [self.ddp])
-        for group in self.optimizer.param_groups:
+        made: Any = get_megatron_optimizer(settings, [self.ddp])
+        for group in made.param_groups:
             group["fused"] = True
-        config: Any = model.config
-        config.finalize_model_grads_func = finalize_model_grads
-        config.grad_scale_func = self.optimizer.scale_loss
-        self._schedule = get_forward_backward_func()
+        return made
+
+    def reset_optimizer(self) -> None:
+        """Forget the moments: after another kind of training they would hold the first steps of the next kind back.
+
+        AdamW divides by the root of past squared gradients. Those of a supervised warm-up are many times larger than those
+        of the policy gradient, and with beta2 = 0.99 they shrink its steps for hundreds of updates.
+        """
+        self.optimizer = self._make_optimizer()
 
     def accumulate(self, inputs: Sequence[ForestInputs], loss: Loss) -> list[Any]:
         """Gradients of one update: forward and backward over every forest, then the mean over all tokens of all ranks.
@@ -103,7 +117,8 @@ class MegatronTrainer:
         Raises:
             TrainingError: they are not finite; the weights stay as they are. All ranks raise, as all have the same sum.
         """
-        buffers = [*self.ddp.buffers, *self.ddp.expert_parallel_buffers]
+        ddp: Any = self.ddp
+        buffers = [*ddp.buffers, *ddp.expert_parallel_buffers]
         if not all(torch.isfinite(buffer.grad_data.norm()) for buffer in buffers):
             raise TrainingError("the gradient is not finite; the weights were not updated")
         for group in self.optimizer.param_groups:
