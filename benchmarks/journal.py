@@ -4,7 +4,8 @@
 
 The raw side writes the journal's own payloads into one table of one column, in one transaction each, with the same
 durability (write-ahead log, `synchronous=FULL`) and without (`NORMAL`): the difference is what fsync costs on this disk.
-It neither encodes, checks nor indexes. Every figure is the median over the repeats of the median over the calls.
+It neither encodes, checks nor indexes. Every figure is the median over the repeats of the median over the calls. CPU time
+is of this process; on a machine with other work it is steadier than wall time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LENGTHS = (50, 2000)
 """Tokens of a trajectory: a quarter prompt, the rest response."""
 
 Times = dict[str, float]
-"""Milliseconds by operation."""
+"""Milliseconds by operation; `… cpu` is the CPU time of it."""
 
 
 def make_group(index: int, tokens: int) -> Group:
@@ -61,30 +62,32 @@ def make_group(index: int, tokens: int) -> Group:
     )
 
 
-def milliseconds(call: Callable[[Any], Any], arguments: Sequence[Any]) -> tuple[float, list[Any]]:
-    """Median time of a call over its arguments, and what it returned."""
-    times, results = [], []
+def timed(times: Times, name: str, call: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
+    """Note the median wall and CPU time of a call over its arguments; returns what it returned."""
+    wall, cpu, results = [], [], []
     for argument in arguments:
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         results.append(call(argument))
-        times.append(time.perf_counter() - began)
-    return 1e3 * statistics.median(times), results
+        wall.append(time.perf_counter() - began)
+        cpu.append(time.process_time() - cpu_began)
+    times[name], times[f"{name} cpu"] = 1e3 * statistics.median(wall), 1e3 * statistics.median(cpu)
+    return results
 
 
 def journal_times(file: Path, groups: Sequence[Group]) -> Times:
     """The journal's operations, each on every group or every batch of 16."""
     journal, aside, rounds = open_journal(file), open_journal(file.with_suffix(".many")), range(len(groups) // SIZE)
     times: Times = {}
-    times["commit"], _ = milliseconds(lambda group: journal.commit(group, "run"), groups)
+    timed(times, "commit", lambda group: journal.commit(group, "run"), groups)
     again = [groups[i * SIZE : (i + 1) * SIZE] for i in rounds]
-    times["commit_many16"], _ = milliseconds(lambda batch: aside.commit_many(batch, "run"), again)
+    timed(times, "commit_many16", lambda batch: aside.commit_many(batch, "run"), again)
     aside.close()
-    times["lease16"], found = milliseconds(lambda _: journal.lease(SIZE, "run", "a", 1, 0, 600.0), rounds)
+    found = timed(times, "lease16", lambda _: journal.lease(SIZE, "run", "a", 1, 0, 600.0), rounds)
     assert all(len(result.leases) == SIZE for result in found)
-    times["poll"], _ = milliseconds(lambda _: journal.lease(SIZE, "run", "a", 1, 0, 600.0), range(50))
-    times["renew"], _ = milliseconds(lambda _: journal.renew("run", "a", 600.0), range(5))
+    timed(times, "poll", lambda _: journal.lease(SIZE, "run", "a", 1, 0, 600.0), range(50))
+    timed(times, "renew", lambda _: journal.renew("run", "a", 600.0), range(5))
     ids = [[lease.group.id for lease in result.leases] for result in found]
-    times["ack16"], _ = milliseconds(lambda batch: journal.ack(batch, "run", "a", 1), ids)
+    timed(times, "ack16", lambda batch: journal.ack(batch, "run", "a", 1), ids)
     journal.close()
     return times
 
@@ -105,17 +108,19 @@ def raw_times(file: Path, payloads: Sequence[bytes], synchronous: str) -> Times:
         low = batch * SIZE
         return connection.execute("SELECT data FROM payloads WHERE seq > ? AND seq <= ?", (low, low + SIZE)).fetchall()
 
-    inserted, _ = milliseconds(insert, payloads)
-    fetched, _ = milliseconds(read, range(len(payloads) // SIZE))
+    times: Times = {}
+    timed(times, f"raw insert {synchronous}", insert, payloads)
+    timed(times, f"raw read16 {synchronous}", read, range(len(payloads) // SIZE))
     connection.close()
-    return {f"raw insert {synchronous}": inserted, f"raw read16 {synchronous}": fetched}
+    return times
 
 
 def codec_times(groups: Sequence[Group], payloads: Sequence[bytes]) -> Times:
     """What of a commit and a lease is encoding and decoding."""
-    packed, _ = milliseconds(pack, groups)
-    unpacked, _ = milliseconds(lambda payload: unpack(payload, ""), payloads)
-    return {"pack": packed, "unpack16": SIZE * unpacked}
+    times: Times = {}
+    timed(times, "pack", pack, groups)
+    timed(times, "unpack", lambda payload: unpack(payload, ""), payloads)
+    return times
 
 
 def measure(folder: Path, tokens: int, count: int, repeats: int) -> Times:
@@ -137,22 +142,24 @@ def measure(folder: Path, tokens: int, count: int, repeats: int) -> Times:
 def rows_of(tokens: int, t: Times) -> list[dict[str, Any]]:
     """The table: the journal beside the same bytes by hand."""
 
-    def row(operation: str, per_call: int, ours: float, raw: float | None = None, codec: float | None = None) -> dict[str, Any]:
+    def row(operation: str, groups: int, name: str, raw: str | None = None, coding: str | None = None) -> dict[str, Any]:
+        raw_ms = None if raw is None else t[raw] * (groups if "insert" in raw else 1)
         return {
             "tokens per trajectory": tokens,
             "operation": operation,
-            "ms": round(ours, 3),
-            "of it coding, ms": None if codec is None else round(codec, 3),
-            "raw sqlite3, ms": None if raw is None else round(raw, 3),
-            "groups/s": round(per_call / ours * 1e3),
-            "raw groups/s": None if raw is None else round(per_call / raw * 1e3),
+            "ms": round(t[name], 3),
+            "CPU ms": round(t[f"{name} cpu"], 3),
+            "of it coding": None if coding is None else round(t[f"{coding} cpu"] * groups, 3),
+            "raw sqlite3, ms": None if raw_ms is None else round(raw_ms, 3),
+            "groups/s": round(groups / t[name] * 1e3),
+            "raw groups/s": None if raw_ms is None else round(groups / raw_ms * 1e3),
         }
 
     return [
-        row("commit 1 group", 1, t["commit"], t["raw insert FULL"], t["pack"]),
-        row(f"commit {SIZE} groups together", SIZE, t["commit_many16"], SIZE * t["raw insert FULL"], SIZE * t["pack"]),
-        row(f"lease {SIZE} groups", SIZE, t["lease16"], t["raw read16 FULL"], t["unpack16"]),
-        row(f"ack {SIZE} groups", SIZE, t["ack16"]),
+        row("commit 1 group", 1, "commit", "raw insert FULL", "pack"),
+        row(f"commit {SIZE} groups together", SIZE, "commit_many16", "raw insert FULL", "pack"),
+        row(f"lease {SIZE} groups", SIZE, "lease16", "raw read16 FULL", "unpack"),
+        row(f"ack {SIZE} groups", SIZE, "ack16"),
     ]
 
 
