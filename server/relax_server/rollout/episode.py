@@ -43,7 +43,10 @@ class Episode:
         self._task: asyncio.Task[None] | None = None
         self._created = time.monotonic()
         self._started: float | None = None
-        self._watchdog: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._expired = False
+        """Its time limit has passed, and it was cancelled for that."""
+        self._cancelled = False
         self._holds_slot = False
         context.tally.states[self.state] += 1
 
@@ -56,6 +59,7 @@ class Episode:
 
     def cancel(self) -> None:
         """Stop it; its generation in flight is aborted and `result` gets a trajectory with status `cancelled`."""
+        self._cancelled = True
         if self._task is not None:
             self._task.cancel()
 
@@ -72,28 +76,19 @@ class Episode:
     # ------------------------------------------------------------------------------------------------------- playing
 
     async def _run(self) -> None:
-        context, loop = self.context, asyncio.get_running_loop()
         try:
-            await context.slots.acquire()
+            await self.context.slots.acquire()
             self._holds_slot = True
             self._started = time.monotonic()
-            limit = context.config.episode_timeout
-            self._watchdog = loop.call_later(limit + GRACE, self._overdue)
-            clock = self.session.clock = asyncio.timeout(limit)
-            try:
-                async with clock:
-                    trajectory = await self._play()
-            except TimeoutError as error:
-                if not clock.expired():
-                    raise
-                raise EpisodeTimeout(f"{self.session.where('episode')}: took longer than {limit:g} s") from error
-            finally:
-                self.session.clock = None
-            if clock.expired():
-                raise EpisodeTimeout(f"{self.session.where('episode')}: took longer than {limit:g} s")
+            self._timer = asyncio.get_running_loop().call_later(self.context.config.episode_timeout, self._late)
+            trajectory = await self._play()
+            if self._expired:  # and its cancellation was swallowed on the way
+                raise self._timed_out()
         except asyncio.CancelledError:
-            self._finish(self._trajectory(Status.CANCELLED, EpisodeError(f"{self.session.where('episode')}: cancelled")))
-            raise
+            if not self._expired or self._cancelled:
+                self._finish(self._trajectory(Status.CANCELLED, EpisodeError(f"{self.session.where('episode')}: cancelled")))
+                raise
+            self._finish(self._trajectory(Status.TIMED_OUT, self._timed_out()))
         except EpisodeTimeout as error:
             self._finish(self._trajectory(Status.TIMED_OUT, error))
         except EngineAborted as error:
@@ -178,24 +173,32 @@ class Episode:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """The task is over; if it never ran, or died in a way of its own, the result is still owed."""
         self.context.tasks.discard(task)
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._release()
         if not self.result.done():
             self._finish(self._trajectory(Status.CANCELLED, EpisodeError(f"{self.session.where('episode')}: cancelled")))
 
-    def _overdue(self) -> None:
-        """The episode should have ended: if it has and waited only, look again later; else leave it behind."""
-        assert self._started is not None
-        left = self._started + self.session.excluded + self.context.config.episode_timeout + GRACE - time.monotonic()
+    def _late(self) -> None:
+        """The time limit may have passed: end the episode, and if it does not heed that, leave it behind."""
+        assert self._started is not None and self._task is not None
+        limit = self.context.config.episode_timeout + (GRACE if self._expired else 0.0)
+        left = self._started + self.session.excluded + limit - time.monotonic()
+        if left <= 0 and not self._expired:
+            self._expired, left = True, GRACE
+            self._task.cancel()
         if left > 0:
-            self._watchdog = asyncio.get_running_loop().call_later(left, self._overdue)
+            self._timer = asyncio.get_running_loop().call_later(left, self._late)
             return
         self.context.tally.ignored_cancel += 1
         self.session.lost = True
         error = EpisodeTimeout(f"{self.session.where('episode')}: ignored its cancellation and was left behind")
         self._finish(self._trajectory(Status.TIMED_OUT, error))
         self._release()
+
+    def _timed_out(self) -> EpisodeTimeout:
+        limit = self.context.config.episode_timeout
+        return EpisodeTimeout(f"{self.session.where('episode')}: took longer than {limit:g} s")
 
     def _release(self) -> None:
         if self._holds_slot:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -30,8 +31,6 @@ from relax_server.rollout.validation import check_flag, check_reset, check_rewar
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds before a turn that was aborted from outside is sent again; doubled each time."""
-WORTH_EXCLUDING = 1e-3
-"""Seconds; a shorter wait does not move the episode's deadline, which would cost more than it gives."""
 
 
 class State(StrEnum):
@@ -67,10 +66,8 @@ class EpisodeSession:
         """Kept even if the agent swallows it."""
         self.limit_reached: EpisodeOver | None = None
         self.timings: defaultdict[str, float] = defaultdict(float)
-        self.excluded = 0.0
-        """Seconds spent waiting for a thread or behind a pause; they count against no limit."""
-        self.clock: asyncio.Timeout | None = None
-        """Of the whole episode."""
+        self._excluded = 0.0
+        self._waiting: dict[object, Callable[[], float]] = {}
         self._enter = enter
         self._media: dict[str, PreparedMedia] = {}
 
@@ -191,26 +188,33 @@ class EpisodeSession:
         place = f"{task.split} task {task.task_index}, sample {task.group_index}, turn {len(self.turns)}"
         return f"{self.context.spec.id}, {place}, {stage}"
 
-    def exclude(self, seconds: float) -> None:
-        """Let seconds not count against the episode's limit."""
-        self.excluded += seconds
-        if seconds < WORTH_EXCLUDING or self.clock is None or self.clock.expired():
-            return
-        due = self.clock.when()
-        if due is not None:
-            self.clock.reschedule(due + seconds)
+    @property
+    def excluded(self) -> float:
+        """Seconds spent so far waiting for a thread or behind a pause; they count against no limit."""
+        return self._excluded + sum(waited() for waited in self._waiting.values())
+
+    @contextlib.contextmanager
+    def _waits(self, waited: Callable[[], float]) -> Iterator[None]:
+        """A wait that counts against no limit; `waited` tells its seconds so far."""
+        token = object()
+        self._waiting[token] = waited
+        try:
+            yield
+        finally:
+            del self._waiting[token]
+            self._excluded += waited()
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any, limit: float) -> Any:
         threads = self.context.threads
         job = threads.submit(function, *arguments, limit=limit, orphaned=self._orphaned)
         try:
-            return await job.future
+            with self._waits(lambda: job.queued):
+                return await job.future
         except asyncio.CancelledError:
             threads.give_up(job)
             raise
         finally:
             self.lost = self.lost or job.given_up
-            self.exclude(job.queued)
 
     def _orphaned(self) -> None:
         """Close the environment in the thread that has at last come back from it."""
@@ -327,10 +331,8 @@ class EpisodeSession:
         if gate.is_set():
             return
         started = time.monotonic()
-        try:
+        with self._waits(lambda: time.monotonic() - started):
             await gate.wait()
-        finally:
-            self.exclude(time.monotonic() - started)
 
     # -------------------------------------------------------------------------------------------------------- ends
 
