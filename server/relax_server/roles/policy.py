@@ -87,7 +87,7 @@ class PolicyRole:
         if self.start.checkpoint is not None:
             meta = self.policy.load(self.start.checkpoint)
             self.bus.ack(meta["groups"], self.policy.step)  # it may have died between the checkpoint and its ack
-            self.bus.restore(self.policy.step)
+        self.bus.restore(self.policy.step)
         self.channel.send(PolicyReady(self.policy.step, self.put_out()))
 
     def warm_up(self) -> None:
@@ -97,6 +97,7 @@ class PolicyRole:
         for group in groups:
             samples = [sample for trajectory in group.trajectories for sample in trajectory.samples()]
             self.policy.warmup_step(samples, self.media, config.lr)
+        self.policy.end_warmup()
         self.channel.send(PolicyReady(self.policy.step, self.put_out()))
 
     def put_out(self) -> Path:

@@ -1,0 +1,45 @@
+"""The tutorials run from top to bottom, in a kernel whose event loop is running, and show what they promise."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[2] / "tutorials"
+NOTEBOOKS = sorted(ROOT.glob("*.ipynb"))
+
+
+def outputs(notebook: nbformat.NotebookNode) -> list[dict]:
+    return [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
+
+
+def mime_types(notebook: nbformat.NotebookNode) -> set[str]:
+    return {mime for out in outputs(notebook) for mime in out.get("data", {})}
+
+
+def html(notebook: nbformat.NotebookNode) -> str:
+    return "".join(out["data"].get("text/html", "") for out in outputs(notebook) if "data" in out)
+
+
+def test_there_are_two():
+    assert [path.stem for path in NOTEBOOKS] == ["01_first_environment", "02_hear_see_watch"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_committed_notebooks_were_executed(path):
+    notebook = nbformat.read(path, as_version=4)
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1)), "run it from top to bottom and save it"
+    assert not [out for out in outputs(notebook) if out.output_type == "error"]
+    assert "image/png" in mime_types(notebook) and "<audio" in html(notebook)
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_execute(path, tmp_path):
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=1200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert "image/png" in mime_types(notebook) and "<audio" in html(notebook)
+    if path.stem == "02_hear_see_watch":
+        assert "<video" in html(notebook)
