@@ -189,6 +189,20 @@ def test_a_flush_in_the_middle_keeps_running_sequences_right(llama: Reference):
     nothing_leaks(scheduler)
 
 
+def test_half_a_prompt_of_old_weights_is_not_shared_after_an_update(llama: Reference):
+    new = Reference(resolve_model("relax/tiny-llama", seed=1))
+    scheduler = scheduler_of(llama, chunk=30)
+    control = Control(scheduler)
+    ids = random_ids(np.random.default_rng(8), 50, 51)
+    early, late = (sequence(ids, 4, i) for i in range(2))
+    run(scheduler, [early], steps=1)
+    assert 0 < early.computed < 50
+    control.update_weights(read_folder(new.processor.path), "1", flush=True, abort_all=False)
+    run(scheduler, [late])
+    check(new, late)
+    assert late.cached_tokens == 0 and late.versions == early.versions == ["1"] * 4
+
+
 def test_a_failed_step_fails_its_sequences_and_the_next_ones_are_right(llama: Reference, monkeypatch):
     scheduler = scheduler_of(llama)
     ids = random_ids(np.random.default_rng(6), 30, 31)
