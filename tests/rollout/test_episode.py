@@ -204,6 +204,7 @@ HANGING = {
         "score: took longer than 0.05 s",
     ),
     "episode": (AsyncHang, dict(episode_timeout=0.05), "episode: took longer than 0.05 s"),
+    "episode swallowed": (IgnoresCancel, dict(episode_timeout=0.05), "episode: took longer than 0.05 s"),
     "episode in a thread": (env_with(step=lambda self, _: HANG.wait()), dict(episode_timeout=0.05), "episode: took longer"),
 }
 
@@ -262,6 +263,19 @@ async def test_waiting_for_a_slot_counts_against_no_limit(bench):
     result = await made.group()
     assert {t.status for t in result.trajectories} == {Status.COMPLETED}
     assert max(t.timings["queued"] for t in result.trajectories) > 0.6
+
+
+async def test_time_behind_a_pause_stays_excluded_when_it_is_over(bench):
+    made = bench(Count)
+    made.worker.pause()
+    episode = Episode(made.worker.context, EpisodeTask("train", 3, {"index": 3}, "run/train/3", 0, 1, 5, SamplingParams()))
+    result = episode.launch()
+    await until(lambda: episode.state == "running")
+    await asyncio.sleep(0.1)
+    during = episode.session.excluded
+    made.worker.resume()
+    assert (await result).status is Status.COMPLETED
+    assert during >= 0.09 and episode.session.excluded >= during
 
 
 async def test_an_episode_with_too_many_turns_is_truncated_and_scored(bench):
