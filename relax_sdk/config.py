@@ -222,13 +222,13 @@ class EvalConfig:
 class WarmupConfig:
     """A supervised warm-up on the *form* of an action, with contents drawn at random: it says nothing about the answers.
 
-    The texts come from the environment's `format_example(rng)`.
+    It happens where the environment defines `format_example`, before the first step; a pretrained model needs none.
     """
 
-    steps: int = 0
+    steps: int = 60
     """0: none."""
     batch_size: int = 16
-    lr: float = 5e-4
+    lr: float = 1e-3
 
     def __post_init__(self) -> None:
         _check_types(self)

@@ -14,7 +14,7 @@ from gymnasium.envs.registration import WrapperSpec
 
 from relax_sdk.env import Env
 from relax_sdk.errors import RegistryError
-from relax_sdk.tasks import Tasks
+from relax_sdk.tasks import Tasks, TaskSplit, task_splits
 
 GYM_NAMESPACE = "relax"
 
@@ -47,6 +47,10 @@ class EnvSpec:
     def load_tasks(self) -> Tasks:
         """The tasks, imported if they were named by a string."""
         return _import(self.tasks) if isinstance(self.tasks, str) else self.tasks
+
+    def splits(self) -> dict[str, TaskSplit]:
+        """The rows by split, freshly opened: `spec.splits()["train"].row(0)`."""
+        return task_splits(self.load_tasks())
 
     def make(self) -> Env:
         """A new instance."""

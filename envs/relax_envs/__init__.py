@@ -16,7 +16,7 @@ from typing import Any
 
 from relax_sdk.registry import register
 
-_LETTER: dict[str, Any] = {"sampling": {"max_new_tokens": 2}, "warmup": {"steps": 60, "lr": 1e-3}, "rollout": {"max_turns": 1}}
+_LETTER: dict[str, Any] = {"sampling": {"max_new_tokens": 2}, "rollout": {"max_turns": 1}}
 """One letter and the end-of-turn token."""
 
 register("tone-v0", "relax_envs.tone:ToneEnv", tasks="relax_envs.tone:tasks", defaults={**_LETTER, "steps": 250})

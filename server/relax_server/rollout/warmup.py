@@ -14,6 +14,7 @@ import numpy as np
 
 from relax_sdk.env import Env
 from relax_sdk.errors import ConfigError
+from relax_sdk.messages import AssistantMessage, Text
 from relax_sdk.session import Session
 from relax_sdk.trajectory import Group, VersionSpan, derive_seed
 from relax_server.engines.base import GenerateRequest, Generation
@@ -45,6 +46,8 @@ class FormatExamples:
         action = env.format_example(self.rng)
         if action is None:
             raise ConfigError(f"{type(env).__name__}.format_example gave no action in the middle of an episode")
+        if isinstance(action, str):
+            action = AssistantMessage(content=(Text(action),))
         ids = self.processor.encode_action(action)
         features = [
             self.processor.features(_session.get().context.intake.store.get(item.ref), item.ref.sha256, item.ref.kind)
