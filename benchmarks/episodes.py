@@ -69,7 +69,7 @@ class EchoAsync(Echo):
 class Shows(Echo):
     """One picture per task, the same for the whole group."""
 
-    modalities = {"image"}  # noqa: RUF012
+    modalities = {"image"}
 
     def reset(self, *, seed=None, options=None):  # type: ignore[override]
         super().reset(seed=seed, options=options)

@@ -15,11 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-import relax_sdk as relax
-from benchmarks.report import save
-from relax_sdk.media import Media, MediaRef, MediaStore
-from relax_sdk.trajectory import Trajectory
 from relax_server.engines.base import GenerateRequest, MediaItem
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess
@@ -27,6 +22,11 @@ from relax_server.models.catalog import resolve_model
 from relax_server.models.processor import Processor
 from relax_server.rollout.recorder import TokenRecorder
 from relax_server.rollout.rendering import Renderer
+
+import relax_sdk as relax
+from benchmarks.report import save
+from relax_sdk.media import Media, MediaRef, MediaStore
+from relax_sdk.trajectory import Trajectory
 
 CONTENTS = {"text": "", "image": "i", "audio": "a", "video": "v", "mixed": "iav"}
 

@@ -43,6 +43,7 @@ from relax_sdk.messages import AssistantMessage, Message, Text, ToolCall
 from relax_sdk.registry import EnvSpec, get_spec, list_envs, register
 from relax_sdk.rewards import Rubric, reward
 from relax_sdk.run import Evaluation, Run
+from relax_sdk.session import Agent, Session, StepOutcome
 from relax_sdk.tools import ToolResult, tool
 from relax_sdk.trainer import Trainer
 from relax_sdk.trajectory import Group, Sample, Status, Trajectory, Turn
@@ -50,6 +51,7 @@ from relax_sdk.trajectory import Group, Sample, Status, Trajectory, Turn
 __version__ = "0.1.0"
 
 __all__ = [
+    "Agent",
     "AlgorithmConfig",
     "AssistantMessage",
     "Audio",
@@ -86,7 +88,9 @@ __all__ = [
     "RunError",
     "Sample",
     "SamplingParams",
+    "Session",
     "Status",
+    "StepOutcome",
     "Text",
     "TokenError",
     "ToolCall",

@@ -2,11 +2,11 @@
 
 import numpy as np
 import torch
-
-from relax_sdk import Audio
 from relax_server.engines.embedded.model import ModelRunner
 from relax_server.models.catalog import resolve_model
 from relax_server.models.processor import Processor
+
+from relax_sdk import Audio
 
 
 def test_a_short_sound_does_not_depend_on_its_neighbours():

@@ -198,7 +198,7 @@ class BrokenEnv(relax.Env):
 def test_an_environment_that_always_raises_ends_the_run_with_its_error(tmp_path):
     small = SMALL | {"rollout": SMALL["rollout"] | {"max_failed_groups": 3}, "warmup": {}}
     run = relax.Trainer(BrokenEnv, folder=tmp_path / "run", **small)
-    with pytest.raises(relax.RunError, match="BrokenEnv.*task.*battery is empty"):
+    with pytest.raises(relax.RunError, match=r"BrokenEnv.*task.*battery is empty"):
         run.fit(steps=2, progress=False)
     assert not left_behind()
 

@@ -27,7 +27,7 @@ FRAMES = RNG.integers(0, 255, (8, 64, 64, 3), dtype=np.uint8)
 class Shows(relax.Env):
     """Shows `show[turn]()`, which is made when it is asked for, and ends after the last."""
 
-    modalities = {"image", "audio", "video"}  # noqa: RUF012
+    modalities = {"image", "audio", "video"}
 
     def __init__(self, show):
         self.show, self.turn = show, 0

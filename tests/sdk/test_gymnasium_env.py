@@ -27,7 +27,7 @@ def say(text: str) -> AssistantMessage:
 class Corridor(gymnasium.Env[Any, Any]):
     """Five cells in a row; actions 10 (left) and 11 (right); the end is on the right. Drawn as a picture 20 pixels wide."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
 
     def __init__(self, render_mode: str | None = None, length: int = 5) -> None:
         self.render_mode, self.length = render_mode, length

@@ -279,6 +279,7 @@ class Controller:
             await self.step_done(message)
         elif isinstance(message, RolloutStats):
             self.stats, self.stats_at = message.values, time.monotonic()
+            await self.count_dropped()
         elif isinstance(message, Evaluated):
             self.evaluated(message)
         elif isinstance(message, Warn):
@@ -301,7 +302,7 @@ class Controller:
         self.batch_at = None
         self.step, self.weights = message.step, message.weights
         pause = await self.load_weights()
-        self.dropped += int(message.metrics.get("dropped", 0))
+        await self.count_dropped(tell=False)
         self.rollout.send(Published(self.step, self.consumed, self.dropped))
         metrics = {"step": self.step, "time": time.time()} | message.metrics
         metrics |= dict(seconds_load=pause, dropped_total=self.dropped, tokens_per_second=self.token_rate(metrics))
@@ -315,6 +316,17 @@ class Controller:
             if self.config.mode == "colocate":  # nothing may be in flight when the engines give their memory back
                 while self.step in self.evaluating:
                     await self.handle(await self.next_event())
+
+    async def count_dropped(self, tell: bool = True) -> None:
+        """Look up how many groups were too old at their lease; the rollout may start others in their place.
+
+        The trainer drops them while it waits for fresh ones, so the news cannot wait for its next step.
+        """
+        dropped = (await asyncio.to_thread(self.journal.counts, self.run_name)).stale
+        if dropped != self.dropped:
+            self.dropped = dropped
+            if tell and self.outputs is not None:
+                self.rollout.send(Published(self.step, self.consumed, self.dropped))
 
     def token_rate(self, metrics: dict[str, Any]) -> float:
         """Response tokens trained on per second, over the last few steps."""
