@@ -148,7 +148,9 @@ def main() -> None:
 
         from relax_server.training.policy import Policy  # patches torch for this process: after transformers has run
 
-        configs = dict(algorithm=relax.AlgorithmConfig(), optimizer=relax.OptimizerConfig(), training=relax.TrainingConfig())
+        configs: dict[str, Any] = dict(
+            algorithm=relax.AlgorithmConfig(), optimizer=relax.OptimizerConfig(), training=relax.TrainingConfig()
+        )
         policy = Policy(folder, total_steps=1, seed=0, **configs)
 
         def media(ref: MediaRef) -> bytes:
