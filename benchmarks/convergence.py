@@ -21,9 +21,10 @@ BARS: dict[str, tuple[str, float]] = {
     "motion-v0": (">=", 0.93),
     "motion-shuffled-v0": ("chance", 0.5),
     "omni-quiz-v0": (">=", 0.9),
-    "higher-lower-v0": (">=", 0.6),
+    "higher-lower-v0": (">=", 0.8),
 }
-"""Held-out greedy reward. `chance`: within three standard errors of 0.5 on 256 tasks. higher-lower: random play gives 0.330."""
+"""Held-out greedy reward. `chance`: within three standard errors of 0.5 on 256 tasks. Random play of
+higher-lower gives 0.556."""
 
 
 def one(env: str, seed: int, mode: str, max_staleness: int, folder: Path) -> dict[str, Any]:

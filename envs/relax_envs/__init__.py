@@ -7,7 +7,8 @@
 | `motion-v0` | video | 1 | 1/2 | 1 |
 | `motion-shuffled-v0` | video without order: a control | 1 | 1/2 | 1/2 |
 | `omni-quiz-v0` | audio, then image, then video | 3 | 1/3 | 1 |
-| `higher-lower-v0` | text and a tool | up to 3 | 0.330 | 7/8 |
+| `higher-lower-v0` | text and a tool | up to 2 | 0.556 | 1 |
+| `higher-lower-8-v0` | the same with eight numbers | up to 3 | 0.330 | 7/8 |
 
 *Chance* is the mean reward of an action of the right form drawn at random, *ceiling* the best possible mean reward.
 """
@@ -34,9 +35,24 @@ register(
     tasks="relax_envs.omni_quiz:tasks",
     defaults={**_LETTER, "rollout": {"max_turns": 3}, "algorithm": {"credit": "turn"}, "steps": 400},
 )
+_TOOL: dict[str, Any] = {
+    "sampling": {"max_new_tokens": 12},
+    "algorithm": {"credit": "turn", "entropy_coef": 0.001},
+    "warmup": {"steps": 120},
+    "training": {"token_budget": 16_384},
+}
+"""One tool call, eleven tokens; most of them are form, and a larger entropy bonus would spoil it."""
+
 register(
     "higher-lower-v0",
     "relax_envs.higher_lower:HigherLowerEnv",
+    tasks="relax_envs.higher_lower:small_tasks",
+    kwargs={"numbers": 3, "guesses": 2},
+    defaults={**_TOOL, "rollout": {"groups_per_step": 16, "group_size": 8, "max_turns": 2}, "steps": 200},
+)
+register(
+    "higher-lower-8-v0",
+    "relax_envs.higher_lower:HigherLowerEnv",
     tasks="relax_envs.higher_lower:tasks",
-    defaults={**_LETTER, "sampling": {"max_new_tokens": 16}, "rollout": {"max_turns": 4}, "steps": 300},
+    defaults={**_TOOL, "rollout": {"max_turns": 3}, "steps": 600},
 )
