@@ -120,6 +120,8 @@ class AlgorithmConfig:
     credit: Literal["trajectory", "turn"] = "trajectory"
     """`trajectory`: every token gets the episode's advantage.
     `turn`: reward from this turn on, compared at the same turn within the group."""
+    gamma: float = 1.0
+    """Discount of later turns' rewards with `credit="turn"`; 0 where a turn's answer does not bear on later ones."""
     clip_low: float = 0.2
     clip_high: float = 0.28
     """DAPO clip-higher."""
@@ -136,6 +138,7 @@ class AlgorithmConfig:
 
     def __post_init__(self) -> None:
         _check_types(self)
+        _require(0 <= self.gamma <= 1, self, "gamma", "0 to 1")
         _require(0 < self.clip_low < 1, self, "clip_low", "between 0 and 1")
         _require(self.clip_high > 0, self, "clip_high", "above 0")
         _require(self.entropy_coef >= 0, self, "entropy_coef", "0 or more")

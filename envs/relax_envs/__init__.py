@@ -33,7 +33,12 @@ register(
     "omni-quiz-v0",
     "relax_envs.omni_quiz:OmniQuizEnv",
     tasks="relax_envs.omni_quiz:tasks",
-    defaults={**_LETTER, "rollout": {"max_turns": 3}, "algorithm": {"credit": "turn"}, "steps": 400},
+    defaults={
+        **_LETTER,
+        "rollout": {"groups_per_step": 16, "group_size": 8, "max_turns": 3},
+        "algorithm": {"credit": "turn", "gamma": 0.0},
+        "steps": 500,
+    },
 )
 _TOOL: dict[str, Any] = {
     "sampling": {"max_new_tokens": 12},

@@ -40,6 +40,8 @@ def test_turn_returns():
     # turns earn 1, 0, 2; scoring adds 0.5 at the end
     assert rl.turn_returns([1.0, 0.0, 2.0], 3.5) == [3.5, 2.5, 2.5]
     assert rl.turn_returns([], 1.0) == []
+    assert rl.turn_returns([1.0, 0.0, 2.0], 3.5, gamma=0.0) == [1.0, 0.0, 2.5]
+    assert rl.turn_returns([1.0, 0.0, 2.0], 3.0, gamma=0.5) == [1.5, 1.0, 2.0]
 
 
 def test_turns_are_compared_at_the_same_place():

@@ -50,7 +50,7 @@ def group_advantages(group: Group, algorithm: AlgorithmConfig) -> list[list[floa
     """
     advantage = ADVANTAGES[algorithm.advantage]
     if algorithm.credit == "turn":
-        returns = [turn_returns([turn.reward for turn in t.turns], t.reward) for t in group.trajectories]
+        returns = [turn_returns([turn.reward for turn in t.turns], t.reward, algorithm.gamma) for t in group.trajectories]
         return turn_advantages(returns, advantage)
     rewards = torch.tensor([t.reward for t in group.trajectories], dtype=torch.float64)
     return [[a] * len(t.turns) for a, t in zip(advantage(rewards).tolist(), group.trajectories, strict=True)]

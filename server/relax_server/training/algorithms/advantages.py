@@ -70,24 +70,29 @@ def rloo(rewards: Tensor) -> Tensor:
 ADVANTAGES: dict[str, Advantage] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
 
 
-def turn_returns(turn_rewards: Sequence[float], reward: float) -> list[float]:
-    """Reward-to-go of every turn: R_t = r_t + r_(t+1) + … + what the episode earned beyond its turns.
+def turn_returns(turn_rewards: Sequence[float], reward: float, gamma: float = 1.0) -> list[float]:
+    """Reward-to-go of every turn: R_t = r_t + gamma R_(t+1).
 
-    Undiscounted, as in Sutton and Barto, "Reinforcement Learning", 2nd edition, equation 3.7. What scoring adds to the
-    whole episode counts as earned at its end.
+    Sutton and Barto, "Reinforcement Learning", 2nd edition, equation 3.9, with turns as time steps. What scoring adds to the
+    whole episode counts as earned at its end, in its last turn.
 
     Args:
         turn_rewards: of each turn.
         reward: of the whole episode, turn rewards included.
+        gamma: discount from one turn to the one before; 0 credits each turn with its own reward alone.
 
     Returns:
-        One number per turn; the first is `reward`.
+        One number per turn; with gamma = 1 the first is `reward`.
     """
-    returns, spent = [], 0.0
-    for earned in turn_rewards:
-        returns.append(reward - spent)
-        spent += earned
-    return returns
+    returns: list[float] = []
+    following = 0.0
+    earned = [*turn_rewards]
+    if earned:
+        earned[-1] += reward - sum(turn_rewards)
+    for own in reversed(earned):
+        following = own + gamma * following
+        returns.append(following)
+    return returns[::-1]
 
 
 def turn_advantages(returns: Sequence[Sequence[float]], advantage: Advantage) -> list[list[float]]:
