@@ -10,11 +10,11 @@ import traceback
 import warnings
 from typing import Any
 
-from relax_sdk.errors import CheckpointError, ConfigError, RegistryError
+from relax_sdk.errors import CheckpointError, ConfigError, RegistryError, RunError
 from relax_server.roles.channel import Channel
 from relax_server.roles.messages import Failed
 
-FATAL = (ConfigError, RegistryError, CheckpointError)
+FATAL = (ConfigError, RegistryError, CheckpointError, RunError)
 """Errors that would come back after a restart."""
 
 
@@ -40,7 +40,7 @@ def main() -> None:
             raise ConfigError(f"unknown role {role!r}")
     except Exception as error:
         traceback.print_exc()
-        channel.send(Failed(f"{type(error).__name__}: {error}", isinstance(error, FATAL) or getattr(error, "fatal", False)))
+        channel.send(Failed(f"{type(error).__name__}: {error}", isinstance(error, FATAL)))
         os._exit(1)
     sys.stdout.flush()
     os._exit(0)  # threads of abandoned environments must not keep the process alive
