@@ -18,9 +18,19 @@ def plot_rewards(metrics: Sequence[dict[str, Any]], title: str = "", path: str |
     Returns:
         The matplotlib figure.
     """
+    import io
+
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    class NotebookFigure(Figure):
+        """Shows itself in a notebook without pyplot and its global state."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=100)
+            return buffer.getvalue()
+
+    figure = NotebookFigure(figsize=(7, 4), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     steps = [row["step"] for row in metrics]
     top.plot(steps, [row.get("reward") for row in metrics], alpha=0.35, label="reward (sampled)")
