@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from relax_sdk.errors import ConfigError, EngineError, RunError
+from relax_sdk.errors import ConfigError, EngineError, RelaxError, RunError
 from relax_sdk.runtime import Job, Observer
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess
@@ -125,7 +125,11 @@ class Controller:
             ConfigError: the environment, model and settings do not fit together.
             RunError: a role failed for good; the folder can be resumed.
         """
-        self.journal = open_journal(self.layout.journal)
+        try:
+            self.journal = open_journal(self.layout.journal)
+        except BaseException:
+            shutil.rmtree(self.weights_root, ignore_errors=True)
+            raise
         self.outputs: Outputs | None = None
         health: asyncio.Task[None] | None = None
         try:
@@ -430,7 +434,11 @@ class Controller:
                 healthy = alive and await slot.client.health()
                 misses[slot.url] = 0 if healthy else misses.get(slot.url, 0) + 1
                 if not alive or misses[slot.url] >= MAX_MISSES:
-                    await self.replace_engine(index, "does not answer" if alive else "died")
+                    try:
+                        await self.replace_engine(index, "does not answer" if alive else "died")
+                    except RelaxError as error:  # nobody awaits this task: the run must end with the error, not wait on
+                        self.inbox.put_nowait(Failed(str(error), fatal=True))
+                        return
 
     async def replace_engine(self, index: int, why: str) -> None:
         """Start a new engine with the current weights in the place of one that is lost."""
