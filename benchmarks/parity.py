@@ -19,6 +19,7 @@ from relax_server.engines.base import GenerateRequest, MediaItem
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess
 from relax_server.models.catalog import resolve_model
+from relax_server.models.hf_inputs import hf_inputs
 from relax_server.models.processor import Processor
 from relax_server.rollout.recorder import TokenRecorder
 from relax_server.rollout.rendering import Renderer
@@ -91,22 +92,12 @@ def hf_logprobs(model: Any, processor: Processor, sample: relax.Sample, store: M
     import torch
 
     items = [processor.features(store.get(ref), ref.sha256, ref.kind) for ref in sample.media]
-    of = {kind: [f for f in items if f.kind == kind] for kind in ("image", "audio", "video")}
-    inputs: dict[str, Any] = {}
-    if of["image"]:
-        inputs["pixel_values"] = torch.from_numpy(np.concatenate([f.tensor for f in of["image"]]))
-        inputs["image_grid_thw"] = torch.tensor([f.grid for f in of["image"]])
-    if of["video"]:
-        inputs["pixel_values_videos"] = torch.from_numpy(np.concatenate([f.tensor for f in of["video"]]))
-        inputs["video_grid_thw"] = torch.tensor([f.grid for f in of["video"]])
-        inputs["video_second_per_grid"] = torch.tensor([f.second_per_grid for f in of["video"]])
-    if of["audio"]:
-        inputs["input_features"] = torch.from_numpy(np.stack([f.tensor for f in of["audio"]]))
-        inputs["feature_attention_mask"] = torch.ones(len(of["audio"]), of["audio"][0].tensor.shape[1], dtype=torch.long)
     ids = torch.tensor([sample.ids])
     model.model.rope_deltas = None
     with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs).logits[0].float()
+        logits = (
+            model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **hf_inputs(items)).logits[0].float()
+        )
     logits[:, list(processor.banned_ids)] = -torch.inf
     logprobs = torch.log_softmax(logits[:-1], -1).gather(1, ids[0, 1:, None])[:, 0].numpy()
     return logprobs[np.asarray(sample.loss_mask[1:], bool)]

@@ -127,7 +127,8 @@ class AlgorithmConfig:
     """DAPO clip-higher."""
     entropy_coef: float = 0.01
     kl_coef: float = 0.0
-    """k3 estimate against the weights the run began with; 0 keeps no reference model."""
+    """k3 estimate against the weights that reinforcement learning began with: the model, or what the format warm-up made of it.
+    0 keeps no reference."""
     old_logprobs: Literal["recompute", "engine"] = "engine"
     """`engine`: the ratio is against what was sampled.
     `recompute`: against the trainer's own logprobs before the update, corrected by `tis_clip`."""

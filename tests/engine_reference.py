@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import transformers
 from relax_server.engines.base import Generation
+from relax_server.models.hf_inputs import hf_inputs
 from relax_server.models.processor import MediaFeatures, Processor
 
 from relax_sdk.media import Media
@@ -36,7 +37,8 @@ class Reference:
     def logits(self, ids: Sequence[int], media: Sequence[Media] = ()) -> torch.Tensor:
         """float32 [len(ids), vocabulary], banned ids at -inf; `ids` are expanded."""
         tensor = torch.tensor([list(ids)])
-        logits = self.model(input_ids=tensor, attention_mask=torch.ones_like(tensor), **self._media(media)).logits[0].float()
+        inputs = hf_inputs(self.features(media))
+        logits = self.model(input_ids=tensor, attention_mask=torch.ones_like(tensor), **inputs).logits[0].float()
         logits[:, list(self.processor.banned_ids)] = -torch.inf
         return logits
 
@@ -59,26 +61,6 @@ class Reference:
         for hook in hooks:
             hook.remove()
         return torch.stack(seen, 1).numpy()
-
-    def _media(self, media: Sequence[Media]) -> dict[str, Any]:
-        by_kind: dict[str, list[MediaFeatures]] = {"image": [], "audio": [], "video": []}
-        for item in self.features(media):
-            by_kind[item.kind].append(item)
-        out: dict[str, Any] = {}
-        if images := by_kind["image"]:
-            out["pixel_values"] = torch.from_numpy(np.concatenate([f.tensor for f in images]))
-            out["image_grid_thw"] = torch.tensor([f.grid for f in images])
-        if videos := by_kind["video"]:
-            out["pixel_values_videos"] = torch.from_numpy(np.concatenate([f.tensor for f in videos]))
-            out["video_grid_thw"] = torch.tensor([f.grid for f in videos])
-            out["video_second_per_grid"] = torch.tensor([f.second_per_grid for f in videos])
-        if sounds := by_kind["audio"]:
-            longest = max(f.tensor.shape[1] for f in sounds)
-            out["input_features"] = torch.from_numpy(
-                np.stack([np.pad(f.tensor, ((0, 0), (0, longest - f.tensor.shape[1]))) for f in sounds])
-            )
-            out["feature_attention_mask"] = torch.tensor([[int(i < f.tensor.shape[1]) for i in range(longest)] for f in sounds])
-        return out
 
     def check(self, generation: Generation, media: Sequence[Media] = (), temperature: float = 1.0) -> None:
         """Assert that the generation's logprobs are this model's."""

@@ -25,11 +25,12 @@ SMALL = dict(
 )
 
 
-SAME_WEIGHTS = 1e-3
-"""Largest gap of logprobs that tells equal weights from weights one step old, which differ by 1e-2 and more.
+SAME_WEIGHTS = 1e-4
+"""Largest gap of logprobs at equal weights.
 
-The bound on equal weights themselves, 1e-4, is held by `tests/contract/test_engine_contract.py` and `benchmarks/parity.py`.
-Here a gap of 2.1e-4 was seen once in a loaded colocate run, and its cause is not known yet.
+The runs that are held to it replay the engine's routes: once in a few hundred steps the router's scores of one token are so
+nearly tied that rounding decides, engine and trainer take different experts, and logprobs differ by 1e-4 to 1e-2
+(`tests/training/test_route_ties.py`).
 """
 
 
@@ -76,7 +77,8 @@ def fit_watched(run: relax.Trainer, steps: int, act: Callable[[int], None]) -> t
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> relax.Run:
-    return trainer(tmp_path_factory.mktemp("runs") / "tone").fit(steps=3, progress=False)
+    replay = {"training": SMALL["training"] | {"replay_routes": True}}
+    return trainer(tmp_path_factory.mktemp("runs") / "tone", **replay).fit(steps=3, progress=False)
 
 
 def test_a_run_leaves_everything_to_look_at(finished):
@@ -135,7 +137,8 @@ def test_a_longer_run_goes_on_where_the_first_ended(tmp_path):
 
 @pytest.mark.parametrize("settings", [{"mode": "colocate"}, {"mode": "async", "max_staleness": 0}])
 def test_on_policy_modes_never_train_on_old_samples(tmp_path, settings):
-    run = trainer(tmp_path / "run", **settings).fit(steps=3, progress=False)
+    replay = {"training": SMALL["training"] | {"replay_routes": True}}
+    run = trainer(tmp_path / "run", **settings, **replay).fit(steps=3, progress=False)
     assert [row["staleness_max"] for row in run.metrics] == [0, 0, 0]
     assert run.metrics[-1]["dropped_total"] == 0
     assert max(row["logprob_gap_max"] for row in run.metrics) <= SAME_WEIGHTS
@@ -160,6 +163,18 @@ def test_killing_a_process_loses_nothing(tmp_path, role):
     assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
     counts = open_journal(RunLayout(run.folder).journal).counts(run.folder.name)
     assert counts.acked == 6 * 4 and counts.leased == 0
+    assert not left_behind()
+
+
+def test_an_engine_lost_too_often_ends_the_run(tmp_path, monkeypatch):
+    def kill(step: int) -> None:
+        for process in psutil.Process().children():
+            if "engines.embedded" in " ".join(process.cmdline()):
+                process.send_signal(signal.SIGKILL)
+
+    monkeypatch.setattr("relax_server.roles.restarts.MAX_RESTARTS", 0)
+    with pytest.raises(relax.RunError, match=r"the engine ended 1 times(?s:.)*relax train --resume"):
+        fit_watched(trainer(tmp_path / "run"), 1000, kill)
     assert not left_behind()
 
 

@@ -303,6 +303,35 @@ def test_warm_up(worker):
     assert lengths == [2, 3]
 
 
+def reference_after_warmup(folder: Path) -> dict[str, list[float]]:
+    settings: dict[str, Any] = dict(kl_coef=0.5, lr=2e-3, warmup_steps=0)
+    policy = make_policy(OMNI, **settings)
+    samples = [conversation(policy.processor, [(["audio", "which?"], "A")])]
+    for _ in range(5):
+        policy.warmup_step(samples, read, lr=2e-3)
+    policy.end_warmup()
+    policy.export(folder / "reference")
+    first = policy.train_step(letter_groups(policy.processor, seed=0), read, 0)["kl"]
+    policy.save(folder / "checkpoint", {})
+    second = policy.train_step(letter_groups(policy.processor, seed=1), read, 1)["kl"]
+    resumed: dict[bool, float] = {}
+    for given in (True, False):
+        other = make_policy(OMNI, **settings)
+        if given:
+            other.load_reference(folder / "reference")
+        other.load(folder / "checkpoint")
+        resumed[given] = other.train_step(letter_groups(policy.processor, seed=1), read, 1)["kl"]
+    return {"first": [first], "second": [second, resumed[True], resumed[False]]}
+
+
+def test_the_reference_is_what_the_warm_up_made_of_the_model(worker, tmp_path):
+    got = worker.run(reference_after_warmup, tmp_path)
+    assert got["first"][0] == pytest.approx(0, abs=1e-6)
+    uninterrupted, resumed, without = got["second"]
+    assert uninterrupted == resumed > 1e-4
+    assert abs(without - uninterrupted) > 1e-2
+
+
 def exported(folder: Path) -> dict[str, Any]:
     import torch
     from relax_server.models.processor import Processor

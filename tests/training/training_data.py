@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from relax_server.models.catalog import resolve_model
+from relax_server.models.hf_inputs import hf_inputs
 from relax_server.models.processor import MediaFeatures, Processor
 
 from relax_sdk import Audio, Image, Message, Text, Video
@@ -186,27 +187,10 @@ def hf_omni_logits(model: Any, ids: Sequence[int], features: Sequence[MediaFeatu
     """Logits [n, v] of transformers for one sequence."""
     import torch
 
-    by_kind = {kind: [f for f in features if f.kind == kind] for kind in ("image", "audio", "video")}
-    inputs: dict[str, Any] = {}
-    if by_kind["image"]:
-        inputs["pixel_values"] = torch.from_numpy(np.concatenate([f.tensor for f in by_kind["image"]]))
-        inputs["image_grid_thw"] = torch.tensor([f.grid for f in by_kind["image"]])
-    if by_kind["video"]:
-        inputs["pixel_values_videos"] = torch.from_numpy(np.concatenate([f.tensor for f in by_kind["video"]]))
-        inputs["video_grid_thw"] = torch.tensor([f.grid for f in by_kind["video"]])
-        inputs["video_second_per_grid"] = torch.tensor([f.second_per_grid for f in by_kind["video"]])
-    if by_kind["audio"]:
-        longest = max(f.tensor.shape[1] for f in by_kind["audio"])
-        mel = np.zeros((len(by_kind["audio"]), by_kind["audio"][0].tensor.shape[0], longest), np.float32)
-        mask = np.zeros((len(by_kind["audio"]), longest), np.int64)
-        for i, f in enumerate(by_kind["audio"]):
-            mel[i, :, : f.tensor.shape[1]], mask[i, : f.tensor.shape[1]] = f.tensor, 1
-        inputs["input_features"] = torch.from_numpy(mel)
-        inputs["feature_attention_mask"] = torch.from_numpy(mask)
     model.model.rope_deltas = None
     tokens = torch.tensor([list(ids)])
     with torch.no_grad():
-        return model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **inputs).logits[0]
+        return model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **hf_inputs(features)).logits[0]
 
 
 def make_policy(name: str | Path, *, total_steps: int = 100, temperature: float = 1.0, **settings: Any) -> Any:

@@ -8,16 +8,14 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from relax_sdk.errors import ConfigError, EngineError, RelaxError, RunError
+from relax_sdk.errors import ConfigError, RelaxError, RunError
 from relax_sdk.runtime import Job, Observer
-from relax_server.engines.http import HttpEngine
-from relax_server.engines.process import EngineProcess
 from relax_server.journal import open_journal
 from relax_server.models.catalog import resolve_model
+from relax_server.roles.fleet import EngineFleet
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import (
     BatchTaken,
@@ -45,27 +43,9 @@ from relax_server.roles.messages import (
 )
 from relax_server.roles.outputs import Outputs, drop_after
 from relax_server.roles.process import RoleProcess
+from relax_server.roles.restarts import Restarts
 
 M = TypeVar("M")
-
-
-@dataclass
-class EngineSlot:
-    """One engine of a run: its process, and our client to it."""
-
-    process: EngineProcess
-    client: HttpEngine
-    released: bool = False
-    """Its memory is given back while the trainer works (colocate)."""
-
-    @property
-    def url(self) -> str:
-        return self.process.url
-
-    async def stop(self) -> None:
-        """End the process and the client's connections."""
-        await self.client.close()
-        await self.process.stop()
 
 
 START_SECONDS = 180.0
@@ -76,17 +56,6 @@ STEP_SECONDS = 900.0
 
 SILENCE_SECONDS = 60.0
 """A rollout process that says nothing for so long is restarted."""
-
-HEALTH_SECONDS = 2.0
-"""Between looks at the engines."""
-
-MAX_MISSES = 10
-"""Looks in a row at which an engine did not answer before it is replaced."""
-
-MAX_RESTARTS = 5
-"""Of one role within `RESTART_WINDOW` seconds; one more ends the run."""
-
-RESTART_WINDOW = 600.0
 
 
 class Controller:
@@ -99,8 +68,16 @@ class Controller:
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.policy = RoleProcess("policy", job.folder, self.inbox.put_nowait, threads=job.config.training.threads)
         self.rollout = RoleProcess("rollout", job.folder, self.inbox.put_nowait)
-        self.engines: list[EngineSlot] = []
         self.model_path: Path = resolve_model(job.config.model, job.config.seed)
+        self.restarts = Restarts(f"relax train --resume {job.folder}")
+        self.engines = EngineFleet(
+            job,
+            self.model_path,
+            self.restarts,
+            warn=observer.warn,
+            changed=lambda urls: self.rollout.send(SetEngines(urls)),
+            failed=self.engines_failed,
+        )
         self.weights_root = Path(tempfile.mkdtemp(prefix=f"relax-{os.getpid()}-", dir=shared_memory()))
         self.weights: Path | None = None
         self.step = 0
@@ -110,7 +87,6 @@ class Controller:
         self.stats_at = time.monotonic()
         self.batch_at: float | None = None
         self.evaluating: set[int] = set()
-        self.restarts: dict[str, deque[float]] = {}
         self.stop_requested = asyncio.Event()
         self.has_eval = False
         self.saved_last = False
@@ -134,7 +110,7 @@ class Controller:
         health: asyncio.Task[None] | None = None
         try:
             await self.start()
-            health = asyncio.create_task(self.watch())
+            health = asyncio.create_task(self.engines.watch())
             await self.train()
             await self.finish()
         finally:
@@ -151,15 +127,14 @@ class Controller:
             self.observer.warn("no checkpoint in this folder yet: beginning at step 0")
         await self.start_policy(checkpoint)
         await self.start_rollout()
-        self.engines = list(await asyncio.gather(*(self.start_engine() for _ in range(self.config.engines))))
+        await self.engines.start(self.config.engines)
         rollout = await self.expect(RolloutReady)
-        self.rollout.send(SetEngines(tuple(engine.url for engine in self.engines)))
         self.has_eval = rollout.has_eval
         ready = await self.expect(PolicyReady)
         self.step, self.weights = ready.step, ready.weights
         drop_after(self.layout.metrics, self.step)
         self.outputs = Outputs(self.layout)
-        if self.step == 0 and self.config.warmup.steps and rollout.has_warmup:
+        if checkpoint is None and self.config.warmup.steps and rollout.has_warmup:
             await self.warm_up()
         await self.load_weights()
 
@@ -184,7 +159,9 @@ class Controller:
                 break
             await self.handle(message)
         if self.step < self.config.steps:
-            raise RunError(f"stopped at step {self.step} of {self.config.steps}; go on with: {self.how_to_resume()}")
+            raise RunError(
+                f"stopped at step {self.step} of {self.config.steps}; go on with: relax train --resume {self.job.folder}"
+            )
 
     async def finish(self) -> None:
         """The last held-out evaluation, with the final weights."""
@@ -198,7 +175,7 @@ class Controller:
 
     async def shut_down(self) -> None:
         """Stop every process and leave nothing behind."""
-        await asyncio.gather(self.rollout.stop(), self.policy.stop(), *(e.stop() for e in self.engines), return_exceptions=True)
+        await asyncio.gather(self.rollout.stop(), self.policy.stop(), self.engines.stop(), return_exceptions=True)
         shutil.rmtree(self.weights_root, ignore_errors=True)
         if self.outputs is not None:
             self.outputs.close()
@@ -212,9 +189,6 @@ class Controller:
     @property
     def consumed(self) -> int:
         return self.step * self.config.rollout.groups_per_step
-
-    def how_to_resume(self) -> str:
-        return f"relax train --resume {self.job.folder}"
 
     def check_modalities(self) -> None:
         """Refuse an environment whose media the model cannot take."""
@@ -377,32 +351,15 @@ class Controller:
         """
         assert self.weights is not None
         began = time.perf_counter()
-        await asyncio.gather(*(self.load_into(engine) for engine in self.engines))
+        await self.engines.load(self.weights, self.step)
         for old in self.weights_root.iterdir():
             if old != self.weights and int(old.name[1:]) < self.step:
                 shutil.rmtree(old, ignore_errors=True)
         return time.perf_counter() - began
 
-    async def load_into(self, slot: EngineSlot) -> None:
-        """Load the current weights; an engine that cannot is ended, and `watch` starts a new one."""
-        assert self.weights is not None
-        try:
-            if slot.released:
-                await slot.client.resume_memory()
-            await slot.client.update_weights(str(self.weights), self.step)
-            if slot.released:
-                await slot.client.resume()
-                slot.released = False
-        except EngineError as error:
-            self.observer.warn(f"engine {slot.url} could not load version {self.step}: {error}")
-            await slot.process.stop()
-
     async def free_devices(self) -> None:
         """Colocate: the engines give their memory back, then the trainer goes on."""
-        for slot in self.engines:
-            await slot.client.pause("retract")
-            await slot.client.release_memory()
-            slot.released = True
+        await self.engines.release()
         self.policy.send(Continue())
 
     # ------------------------------------------------------------------------------------------------------------ processes
@@ -413,47 +370,28 @@ class Controller:
         )
 
     async def start_rollout(self) -> None:
-        urls = tuple(engine.url for engine in self.engines)
         await self.rollout.start(
             StartRollout(
-                self.job.spec, self.job.agent, self.config, self.run_name, self.job.folder, self.model_path, urls, train=True
+                self.job.spec,
+                self.job.agent,
+                self.config,
+                self.run_name,
+                self.job.folder,
+                self.model_path,
+                self.engines.urls,
+                train=True,
             )
         )
         self.stats_at = time.monotonic()
 
-    async def start_engine(self) -> EngineSlot:
-        return await start_engine(self.job, self.model_path)
-
-    async def watch(self) -> None:
-        """Restart engines that died or do not answer."""
-        misses: dict[str, int] = {}
-        while True:
-            await asyncio.sleep(HEALTH_SECONDS)
-            for index, slot in enumerate(self.engines):
-                alive = slot.process.alive()
-                healthy = alive and await slot.client.health()
-                misses[slot.url] = 0 if healthy else misses.get(slot.url, 0) + 1
-                if not alive or misses[slot.url] >= MAX_MISSES:
-                    try:
-                        await self.replace_engine(index, "does not answer" if alive else "died")
-                    except RelaxError as error:  # nobody awaits this task: the run must end with the error, not wait on
-                        self.inbox.put_nowait(Failed(str(error), fatal=True))
-                        return
-
-    async def replace_engine(self, index: int, why: str) -> None:
-        """Start a new engine with the current weights in the place of one that is lost."""
-        slot = self.engines[index]
-        self.count_restart("engine", slot.process.log_tail())
-        self.observer.warn(f"the engine at {slot.url} {why}; starting a new one")
-        await slot.stop()
-        self.engines[index] = await self.start_engine()
-        await self.load_into(self.engines[index])
-        self.rollout.send(SetEngines(tuple(engine.url for engine in self.engines)))
+    def engines_failed(self, error: RelaxError) -> None:
+        """No engine can be had any more: the run ends with the error."""
+        self.inbox.put_nowait(Failed(str(error), fatal=True))
 
     async def restart(self, message: Died) -> None:
         """Start a role again that died; the journal makes sure that nothing is lost or trained twice."""
         process = self.policy if message.role == "policy" else self.rollout
-        self.count_restart(message.role, f"end of {message.log}:\n{process.log_tail()}")
+        self.restarts.count(message.role, f"end of {message.log}:\n{process.log_tail()}")
         self.observer.warn(f"the {message.role} process ended (exit code {message.returncode}); starting it again")
         if message.role == "policy":
             await self.restart_policy()
@@ -472,39 +410,6 @@ class Controller:
         await self.load_weights()
         self.rollout.send(Published(self.step, self.consumed, self.dropped))
         self.policy.send(Stop() if self.stop_requested.is_set() else Train())
-
-    def count_restart(self, role: str, detail: str) -> None:
-        """Raises `RunError` when a role was restarted too often."""
-        times = self.restarts.setdefault(role, deque())
-        now = time.monotonic()
-        while times and now - times[0] > RESTART_WINDOW:
-            times.popleft()
-        times.append(now)
-        if len(times) > MAX_RESTARTS:
-            raise RunError(
-                f"the {role} ended {len(times)} times within {RESTART_WINDOW / 60:.0f} minutes; {detail}\n"
-                f"go on with: {self.how_to_resume()}"
-            )
-
-
-async def start_engine(job: Job, model_path: Path, version: int = 0) -> EngineSlot:
-    """Start an embedded engine for a job and wait until it answers.
-
-    Raises:
-        EngineUnavailable: it ended, or was not ready in time.
-    """
-    media = RunLayout(job.folder).media
-    media.mkdir(parents=True, exist_ok=True)
-    process = EngineProcess(
-        model_path,
-        job.folder / "logs" / "engine.log",
-        media_root=media,
-        dtype=job.config.training.dtype,
-        return_routed_experts=job.config.training.replay_routes,
-        weight_version=version,
-    )
-    await process.start(START_SECONDS)
-    return EngineSlot(process, HttpEngine(process.url, media))
 
 
 def shared_memory() -> str | None:

@@ -36,6 +36,11 @@ class RunLayout:
         """The trained model, as a Hugging Face folder."""
         return self.folder / WEIGHTS
 
+    @property
+    def reference(self) -> Path:
+        """The weights after the warm-up, as a Hugging Face folder, where the KL penalty compares with them."""
+        return self.folder / "reference"
+
     def checkpoint(self, step: int) -> Path:
         return self.folder / "checkpoints" / f"step_{step:06d}"
 

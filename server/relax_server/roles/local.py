@@ -14,7 +14,8 @@ from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.run import Evaluation
 from relax_sdk.runtime import Job, Observer
 from relax_server.models.catalog import resolve_model
-from relax_server.roles.controller import Controller, start_engine
+from relax_server.roles.controller import Controller
+from relax_server.roles.fleet import start_engine
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import Chat, ChatDone, Died, Evaluate, Evaluated, Failed, RolloutReady, StartRollout
 from relax_server.roles.process import RoleProcess

@@ -85,19 +85,24 @@ class PolicyRole:
     def begin(self) -> None:
         """Load the checkpoint, if there is one, put the weights out and say so."""
         if self.start.checkpoint is not None:
+            if self.layout.reference.exists():
+                self.policy.load_reference(self.layout.reference)
             meta = self.policy.load(self.start.checkpoint)
             self.bus.ack(meta["groups"], self.policy.step)  # it may have died between the checkpoint and its ack
         self.bus.restore(self.policy.step)
         self.channel.send(PolicyReady(self.policy.step, self.put_out()))
 
     def warm_up(self) -> None:
-        """Supervised steps on the form of an action, then fresh weights."""
+        """Supervised steps on the form of an action, then fresh weights and a checkpoint: it is not done again."""
         config = self.start.config.warmup
         groups = self.journal.groups(self.start.run, split="warmup", limit=config.steps, newest_first=False)
         for group in groups:
             samples = [sample for trajectory in group.trajectories for sample in trajectory.samples()]
             self.policy.warmup_step(samples, self.media, config.lr)
         self.policy.end_warmup()
+        if self.start.config.algorithm.kl_coef:
+            self.policy.export(self.layout.reference)
+        self.save(last=False)
         self.channel.send(PolicyReady(self.policy.step, self.put_out()))
 
     def put_out(self) -> Path:

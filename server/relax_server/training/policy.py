@@ -72,17 +72,11 @@ class Policy:
         """Training steps done."""
         self.processor = Processor.load(self.model_path)
         self.device = parallel.device()
-        dtype = torch.bfloat16 if training.dtype == "bfloat16" else torch.float32
-        self._loaded = load_model(
-            self.model_path,
-            self.processor.hf_config,
-            dtype=dtype,
-            device=self.device,
-            recompute=training.recompute,
-            replay_routes=training.replay_routes,
-        )
-        self.trainer = MegatronTrainer(self._loaded.model, optimizer, dtype)
-        self._reference = [p.detach().clone() for p in self._loaded.model.parameters()] if algorithm.kl_coef else []
+        self._dtype = torch.bfloat16 if training.dtype == "bfloat16" else torch.float32
+        self._loaded = self._load_model(self.model_path, training.replay_routes)
+        self.trainer = MegatronTrainer(self._loaded.model, optimizer, self._dtype)
+        self._reference: list[Tensor] = []
+        self._set_reference(self._loaded.model)
         self._banned = torch.tensor(self.processor.banned_ids, dtype=torch.long, device=self.device)
         audio = getattr(self.processor.hf_config, "audio_config", None)
         self._chunk = 2 * audio.n_window if audio is not None else 0
@@ -105,8 +99,9 @@ class Policy:
         return parallel.sum_over_ranks([float(sum(r["loss"] for r in results))])[0] / len(batch.trained)
 
     def end_warmup(self) -> None:
-        """Go over from the warm-up to reinforcement learning: the optimizer starts with fresh moments."""
+        """Go over from the warm-up to reinforcement learning: fresh moments, and the KL reference is what was reached."""
         self.trainer.reset_optimizer()
+        self._set_reference(self._loaded.model)
 
     def train_step(self, groups: Sequence[Group], media: ReadMedia, version: int) -> dict[str, float]:
         """One step of reinforcement learning on a batch of groups; every data-parallel rank is given the same batch.
@@ -172,6 +167,16 @@ class Policy:
         if parallel.data_parallel()[0] == 0:
             folder.write_weights(self._loaded.hf_weights(), Path(folder_))
 
+    def load_reference(self, folder_: Path) -> None:
+        """Take the KL reference from a model folder: that of a run which goes on is not the model it was begun with if there
+        was a warm-up.
+
+        Raises:
+            ConfigError: not a folder of this model.
+        """
+        if self.algorithm.kl_coef:
+            self._set_reference(self._load_model(Path(folder_), replay_routes=False).model)
+
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must agree in to be continued."""
         model = self.processor.hf_config.to_dict()
@@ -206,6 +211,21 @@ class Policy:
         return meta
 
     # ----------------------------------------------------------------------------------------------------- inner works
+
+    def _load_model(self, path: Path, replay_routes: bool) -> Any:
+        return load_model(
+            path,
+            self.processor.hf_config,
+            dtype=self._dtype,
+            device=self.device,
+            recompute=self.training.recompute,
+            replay_routes=replay_routes,
+        )
+
+    def _set_reference(self, model: torch.nn.Module) -> None:
+        """Freeze a copy of a model's weights, if the algorithm compares with them."""
+        if self.algorithm.kl_coef:
+            self._reference = [p.detach().clone() for p in model.parameters()]
 
     def _targets(self, batch: Batch, advantages: np.ndarray) -> Targets:
         def tensor(array: np.ndarray) -> Tensor:

@@ -1,0 +1,160 @@
+"""The engines of a run: started together, kept on the current weights, and replaced when one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from relax_sdk.errors import EngineError, RelaxError
+from relax_sdk.runtime import Job
+from relax_server.engines.http import HttpEngine
+from relax_server.engines.process import EngineProcess
+from relax_server.roles.layout import RunLayout
+from relax_server.roles.restarts import Restarts
+
+START_SECONDS = 180.0
+"""For an engine to load its model and answer."""
+
+HEALTH_SECONDS = 2.0
+"""Between looks at the engines."""
+
+MAX_MISSES = 10
+"""Looks in a row at which an engine did not answer before it is replaced."""
+
+
+@dataclass
+class EngineSlot:
+    """One engine of a run: its process, and our client to it."""
+
+    process: EngineProcess
+    client: HttpEngine
+    released: bool = False
+    """Its memory is given back while the trainer works (colocate)."""
+
+    @property
+    def url(self) -> str:
+        return self.process.url
+
+    async def stop(self) -> None:
+        """End the process and the client's connections."""
+        await self.client.close()
+        await self.process.stop()
+
+
+class EngineFleet:
+    """All engines of one run.
+
+    Args:
+        job: the run.
+        model_path: the folder they start from.
+        restarts: counts how often one was lost.
+        warn: told what went wrong and was mended.
+        changed: told the addresses when they are others than before.
+        failed: told the error that ends the run, once no engine can be had any more.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        model_path: Path,
+        restarts: Restarts,
+        *,
+        warn: Callable[[str], None],
+        changed: Callable[[tuple[str, ...]], None],
+        failed: Callable[[RelaxError], None],
+    ) -> None:
+        self.job, self.model_path, self.restarts = job, model_path, restarts
+        self._warn, self._changed, self._failed = warn, changed, failed
+        self._slots: list[EngineSlot] = []
+        self._weights: Path | None = None
+        self._version = 0
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(slot.url for slot in self._slots)
+
+    async def start(self, count: int) -> None:
+        """Start them.
+
+        Raises:
+            EngineUnavailable: one ended, or was not ready in time.
+        """
+        self._slots = list(await asyncio.gather(*(start_engine(self.job, self.model_path) for _ in range(count))))
+        self._changed(self.urls)
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(slot.stop() for slot in self._slots), return_exceptions=True)
+
+    async def load(self, weights: Path, version: int) -> None:
+        """Bring every engine to these weights; one that cannot load them is ended, and `watch` starts another."""
+        self._weights, self._version = weights, version
+        await asyncio.gather(*(self._load_into(slot) for slot in self._slots))
+
+    async def _load_into(self, slot: EngineSlot) -> None:
+        if self._weights is None:
+            return
+        try:
+            if slot.released:
+                await slot.client.resume_memory()
+            await slot.client.update_weights(str(self._weights), self._version)
+            if slot.released:
+                await slot.client.resume()
+                slot.released = False
+        except EngineError as error:
+            self._warn(f"engine {slot.url} could not load version {self._version}: {error}")
+            await slot.process.stop()
+
+    async def release(self) -> None:
+        """Colocate: the engines give their memory back until the next `load`."""
+        for slot in self._slots:
+            await slot.client.pause("retract")
+            await slot.client.release_memory()
+            slot.released = True
+
+    async def watch(self) -> None:
+        """Replace engines that died or do not answer, for as long as the run goes on."""
+        misses: dict[str, int] = {}
+        while True:
+            await asyncio.sleep(HEALTH_SECONDS)
+            for index, slot in enumerate(self._slots):
+                alive = slot.process.alive()
+                healthy = alive and await slot.client.health()
+                misses[slot.url] = 0 if healthy else misses.get(slot.url, 0) + 1
+                if not alive or misses[slot.url] >= MAX_MISSES:
+                    try:
+                        await self._replace(index, "does not answer" if alive else "died")
+                    except RelaxError as error:  # nobody awaits this task: the run must end with the error, not wait on
+                        self._failed(error)
+                        return
+
+    async def _replace(self, index: int, why: str) -> None:
+        """Start a new engine with the current weights in the place of one that is lost."""
+        slot = self._slots[index]
+        self.restarts.count("engine", slot.process.log_tail())
+        self._warn(f"the engine at {slot.url} {why}; starting a new one")
+        await slot.stop()
+        self._slots[index] = await start_engine(self.job, self.model_path)
+        await self._load_into(self._slots[index])
+        self._changed(self.urls)
+
+
+async def start_engine(job: Job, model_path: Path, version: int = 0) -> EngineSlot:
+    """Start an embedded engine for a job and wait until it answers.
+
+    Raises:
+        EngineUnavailable: it ended, or was not ready in time.
+    """
+    media = RunLayout(job.folder).media
+    media.mkdir(parents=True, exist_ok=True)
+    process = EngineProcess(
+        model_path,
+        job.folder / "logs" / "engine.log",
+        media_root=media,
+        dtype=job.config.training.dtype,
+        return_routed_experts=job.config.training.replay_routes,
+        weight_version=version,
+    )
+    await process.start(START_SECONDS)
+    return EngineSlot(process, HttpEngine(process.url, media))
