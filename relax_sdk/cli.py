@@ -68,6 +68,22 @@ def evaluate(
         typer.echo(f"{run.config.env} [{split}]: {run.evaluate(split, limit)}")
 
 
+@app.command()
+def doctor(folder: Annotated[Path | None, typer.Argument(help="A run folder; without it, this machine.")] = None) -> None:
+    """Say what held a run back, or whether this machine can train."""
+    from relax_sdk.doctor import examine_machine, examine_run
+
+    findings = examine_machine() if folder is None else examine_run(folder)
+    for finding in findings:
+        typer.echo(str(finding))
+    problems = sum(finding.level == "problem" for finding in findings)
+    typer.echo(f"{problems} problems, {sum(finding.level == 'note' for finding in findings)} things to look at")
+    if folder is not None and (folder / "timeline.json").exists():
+        typer.echo(f"what happened when: open {folder / 'timeline.json'} in ui.perfetto.dev or chrome://tracing")
+    if problems:
+        raise typer.Exit(1)
+
+
 @envs_app.command(name="list")
 def list_() -> None:
     """List the registered environments."""

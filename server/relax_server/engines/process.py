@@ -26,6 +26,7 @@ class EngineProcess:
         max_total_tokens: KV slots; None takes 1 GiB worth.
         max_running: sequences in one batch.
         weight_version: of the weights in `model_path`.
+        timeline: folder for its spans; None records none.
         env: added to the child's environment.
     """
 
@@ -42,6 +43,7 @@ class EngineProcess:
         max_running: int = 512,
         return_routed_experts: bool = False,
         weight_version: int = 0,
+        timeline: str | Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.log_path = Path(log_path)
@@ -51,6 +53,8 @@ class EngineProcess:
             self._arguments += ["--media-root", str(media_root)]
         if max_total_tokens is not None:
             self._arguments += ["--max-total-tokens", str(max_total_tokens)]
+        if timeline is not None:
+            self._arguments += ["--timeline", str(timeline)]
         if return_routed_experts:
             self._arguments.append("--return-routed-experts")
         self._env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **(env or {})}

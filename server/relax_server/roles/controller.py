@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import tempfile
@@ -44,6 +45,7 @@ from relax_server.roles.messages import (
 from relax_server.roles.outputs import Outputs, drop_after
 from relax_server.roles.process import RoleProcess
 from relax_server.roles.restarts import Restarts
+from relax_server.timeline import Timeline, write_trace
 
 M = TypeVar("M")
 
@@ -80,6 +82,7 @@ class Controller:
         )
         self.weights_root = Path(tempfile.mkdtemp(prefix=f"relax-{os.getpid()}-", dir=shared_memory()))
         self.weights: Path | None = None
+        self.timeline = Timeline(self.layout.timeline, "controller")
         self.step = 0
         self.dropped = 0
         self.metrics: dict[int, dict[str, Any]] = {}
@@ -180,6 +183,9 @@ class Controller:
         if self.outputs is not None:
             self.outputs.close()
         self.journal.close()
+        self.timeline.close()
+        with contextlib.suppress(OSError):  # no room for it: the run itself is whole
+            write_trace(self.layout.timeline, self.layout.trace)
 
     def request_stop(self) -> None:
         """End after the step in progress, with a checkpoint."""
@@ -351,7 +357,8 @@ class Controller:
         """
         assert self.weights is not None
         began = time.perf_counter()
-        await self.engines.load(self.weights, self.step)
+        with self.timeline.span("load weights", version=self.step):
+            await self.engines.load(self.weights, self.step)
         for old in self.weights_root.iterdir():
             if old != self.weights and int(old.name[1:]) < self.step:
                 shutil.rmtree(old, ignore_errors=True)

@@ -140,7 +140,7 @@ class EngineFleet:
         self._changed(self.urls)
 
 
-async def start_engine(job: Job, model_path: Path, version: int = 0) -> EngineSlot:
+async def start_engine(job: Job, model_path: Path, version: int = 0, timeline: bool = True) -> EngineSlot:
     """Start an embedded engine for a job and wait until it answers.
 
     Raises:
@@ -155,6 +155,7 @@ async def start_engine(job: Job, model_path: Path, version: int = 0) -> EngineSl
         dtype=job.config.training.dtype,
         return_routed_experts=job.config.training.replay_routes,
         weight_version=version,
+        timeline=RunLayout(job.folder).timeline if timeline else None,
     )
     await process.start(START_SECONDS)
     return EngineSlot(process, HttpEngine(process.url, media))

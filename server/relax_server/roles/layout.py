@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relax_sdk.run import METRICS, WEIGHTS
+from relax_server.timeline import TRACE
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,15 @@ class RunLayout:
     @property
     def metrics(self) -> Path:
         return self.folder / METRICS
+
+    @property
+    def timeline(self) -> Path:
+        """Spans of every process; `trace` is made of them."""
+        return self.folder / "timeline"
+
+    @property
+    def trace(self) -> Path:
+        return self.folder / TRACE
 
     @property
     def tensorboard(self) -> Path:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import queue
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from relax_sdk.errors import TrainingError
 from relax_sdk.media import MediaRef, MediaStore
-from relax_sdk.trajectory import Group
+from relax_sdk.trajectory import Group, Trajectory
 from relax_server.bus.base import Batch
 from relax_server.bus.local import LocalBus
 from relax_server.journal import open_journal
@@ -27,6 +28,7 @@ from relax_server.roles.messages import (
     Train,
     Warmup,
 )
+from relax_server.timeline import Timeline
 from relax_server.training.policy import Policy
 
 CONSUMER = "policy"
@@ -76,6 +78,7 @@ class PolicyRole:
         self.unsaved: list[str] = []
         """Groups trained on since the last checkpoint."""
         self._renewed = time.monotonic()
+        self.timeline = Timeline(self.layout.timeline, "policy")
 
     def media(self, ref: MediaRef) -> bytes:
         return self.store.get(ref)
@@ -98,7 +101,8 @@ class PolicyRole:
         groups = self.journal.groups(self.start.run, split="warmup", limit=config.steps, newest_first=False)
         for group in groups:
             samples = [sample for trajectory in group.trajectories for sample in trajectory.samples()]
-            self.policy.warmup_step(samples, self.media, config.lr)
+            with self.timeline.span("warm-up step"):
+                self.policy.warmup_step(samples, self.media, config.lr)
         self.policy.end_warmup()
         if self.start.config.algorithm.kl_coef:
             self.policy.export(self.layout.reference)
@@ -108,7 +112,8 @@ class PolicyRole:
     def put_out(self) -> Path:
         """Write the weights of the current step to shared memory."""
         folder = self.start.weights / f"v{self.policy.step}"
-        self.policy.export_weights(folder)
+        with self.timeline.span("publish", version=self.policy.step):
+            self.policy.export_weights(folder)
         return folder
 
     # --------------------------------------------------------------------------------------------------------------- train
@@ -118,7 +123,8 @@ class PolicyRole:
         config = self.start.config
         while self.policy.step < config.steps:
             began = time.perf_counter()
-            batch = self.take()
+            with self.timeline.span("wait", step=self.policy.step + 1):
+                batch = self.take()
             if batch is None:
                 break
             metrics = self.one_step(batch, began)
@@ -165,6 +171,8 @@ class PolicyRole:
         taken = time.perf_counter()
         metrics: dict[str, Any] = dict(self.policy.train_step(batch.groups, self.media, batch.version))
         trained = time.perf_counter()
+        for stage, start, end in self.policy.spans:
+            self.timeline.add(stage, start, end, step=self.policy.step)
         self.unsaved += [group.id for group in batch.groups]
         weights = self.put_out()
         done = time.perf_counter()
@@ -178,7 +186,8 @@ class PolicyRole:
             staleness_mean=sum(batch.staleness) / max(len(batch.staleness), 1),
             staleness_max=max(batch.staleness, default=0),
             staleness_histogram=histogram(batch.staleness),
-            rewards=mean_components(batch.groups),
+            rewards=mean_of(batch.groups, lambda trajectory: trajectory.rewards),
+            episode_seconds=mean_of(batch.groups, lambda trajectory: trajectory.timings),
             status=status_counts(batch.groups),
         )
         return StepDone(self.policy.step, weights, metrics)
@@ -187,9 +196,10 @@ class PolicyRole:
         """A checkpoint, then the acks of what it contains."""
         step = self.policy.step
         folder = self.layout.checkpoint(step)
-        if not folder.exists():
-            self.policy.save(folder, {"groups": self.unsaved, "step": step})
-        self.bus.ack(self.unsaved, step)
+        with self.timeline.span("checkpoint", step=step):
+            if not folder.exists():
+                self.policy.save(folder, {"groups": self.unsaved, "step": step})
+            self.bus.ack(self.unsaved, step)
         self.unsaved = []
         for old in self.layout.checkpoints()[: -self.start.config.training.keep_checkpoints]:
             shutil.rmtree(old, ignore_errors=True)
@@ -203,12 +213,12 @@ def histogram(values: list[int]) -> dict[str, int]:
     return {str(v): values.count(v) for v in sorted(set(values))}
 
 
-def mean_components(groups: list[Group]) -> dict[str, float]:
-    """Mean of every reward component over a batch."""
+def mean_of(groups: list[Group], figures: Callable[[Trajectory], dict[str, float]]) -> dict[str, float]:
+    """Mean of every named figure over a batch's trajectories that have it."""
     totals: dict[str, list[float]] = {}
     for group in groups:
         for trajectory in group.trajectories:
-            for name, value in trajectory.rewards.items():
+            for name, value in figures(trajectory).items():
                 totals.setdefault(name, []).append(value)
     return {name: sum(values) / len(values) for name, values in totals.items()}
 

@@ -38,6 +38,7 @@ from relax_server.roles.messages import (
 from relax_server.rollout.pool import EnginePool
 from relax_server.rollout.warmup import make_warmup
 from relax_server.rollout.worker import RolloutWorker
+from relax_server.timeline import Timeline
 
 STATS_SECONDS = 1.0
 
@@ -58,7 +59,15 @@ class RolloutRole:
         self.journal = open_journal(layout.journal)
         self.pool = EnginePool(HttpEngine(url, layout.media) for url in first.engines)
         self.worker = RolloutWorker(
-            first.spec, first.config, self.processor, self.pool, self.store, self.journal, first.run, agent=first.agent
+            first.spec,
+            first.config,
+            self.processor,
+            self.pool,
+            self.store,
+            self.journal,
+            first.run,
+            agent=first.agent,
+            timeline=Timeline(layout.timeline if first.train else None, "rollout"),
         )
         self.tasks: set[asyncio.Task[None]] = set()
         self.arrived: asyncio.Queue[Any] = asyncio.Queue()

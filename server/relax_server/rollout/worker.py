@@ -29,6 +29,7 @@ from relax_server.rollout.recorder import TokenRecorder
 from relax_server.rollout.rendering import Renderer
 from relax_server.rollout.stats import Rate, RolloutStats
 from relax_server.rollout.threads import CallThreads
+from relax_server.timeline import Timeline
 
 if TYPE_CHECKING:
     from relax_server.models.processor import Processor
@@ -37,6 +38,8 @@ ENV_THREADS = 256
 MEDIA_THREADS = 4
 ROW_TIMEOUT = 300.0
 """Seconds for one row of the tasks; a streamed dataset may download first."""
+COMMIT_LANES = 10_000
+"""Of the timeline: below those of the groups."""
 STOP_TIMEOUT = 10.0
 """Seconds in which cancelled episodes must end."""
 
@@ -56,6 +59,7 @@ class RolloutWorker:
         journal: groups go here.
         run: name of the run in the journal.
         agent: plays the episodes; default: the built-in tool loop if the environment has tools, else the chat loop.
+        timeline: gets a span per group and per evaluation.
 
     Raises:
         ConfigError: the environment shows media that the model does not take, or has no tasks.
@@ -72,6 +76,7 @@ class RolloutWorker:
         journal: Journal,
         run: str,
         agent: Agent | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         env_class = spec.load()
         missing = set(env_class.modalities) - processor.modalities
@@ -83,6 +88,7 @@ class RolloutWorker:
         self.spec, self.config, self.run_name = spec, config, run
         self.processor, self.pool, self.journal = processor, engines, journal
         self.version = 0
+        self.timeline = timeline or Timeline(None, "rollout")
         self.admission = Admission(config.max_staleness, config.rollout.groups_per_step)
         self._splits: dict[str, TaskSplit] = task_splits(spec.load_tasks())
         self._threads = CallThreads("environment", ENV_THREADS)
@@ -235,10 +241,12 @@ class RolloutWorker:
     async def _train_group(self, task: GroupTask) -> None:
         committed = 0
         try:
-            result = await play_group(self.context, task)
+            with self.timeline.overlapping("group", task=task.task_index, version=self.version):
+                result = await play_group(self.context, task)
             self._account(result)
             if result.group is not None:
-                committed = int(await self._committer.commit(result.group, "train"))
+                with self.timeline.overlapping("commit", first_lane=COMMIT_LANES, task=task.task_index):
+                    committed = int(await self._committer.commit(result.group, "train"))
         except Exception as error:
             self._error = error
         finally:
@@ -298,7 +306,8 @@ class RolloutWorker:
             n = min(n, len(rows))
         async with self._eval_lock:  # rows of a generator come one after another
             tasks = [self._eval_task(split, index, await self._row(split, index), sampling) for index in range(n)]
-        return await self._evaluator.play(label, tasks)
+        with self.timeline.span(f"evaluation of {label}", tasks=n):
+            return await self._evaluator.play(label, tasks)
 
     def _eval_task(self, split: str, index: int, row: dict[str, Any], sampling: SamplingParams) -> GroupTask:
         rollout = self.config.rollout

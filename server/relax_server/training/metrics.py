@@ -46,17 +46,20 @@ class StepMetrics:
         self._max = {"ratio_max": 0.0, "logprob_gap_max": 0.0}
         self._gap, self._gap_n = 0.0, 0
         self._norms: list[float] = []
+        self.spans: list[tuple[str, float, float]] = []
+        """Stage, begin and end in seconds since the epoch."""
         self._seconds: dict[str, float] = dict.fromkeys(("plan", "features", "logprobs", "forward_backward", "optimizer"), 0.0)
         self._began = time.perf_counter()
 
     @contextlib.contextmanager
     def seconds(self, stage: str) -> Iterator[None]:
         """Add the time of a block to a stage."""
-        began = time.perf_counter()
+        began, at = time.perf_counter(), time.time()
         try:
             yield
         finally:
             self._seconds[stage] += time.perf_counter() - began
+            self.spans.append((stage, at, time.time()))
 
     def describe(self, rollouts: Rollouts, batch: Batch, parts: Sequence[Sequence[Forest]], version: int, shared: bool) -> None:
         """What is known before anything is computed."""

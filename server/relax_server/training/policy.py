@@ -70,6 +70,8 @@ class Policy:
         self.total_steps, self.temperature = total_steps, temperature
         self.step = 0
         """Training steps done."""
+        self.spans: list[tuple[str, float, float]] = []
+        """Stages of the last training step: name, begin and end in seconds since the epoch."""
         self.processor = Processor.load(self.model_path)
         self.device = parallel.device()
         self._dtype = torch.bfloat16 if training.dtype == "bfloat16" else torch.float32
@@ -119,6 +121,7 @@ class Policy:
             TokenError: tokens and media do not fit together.
         """
         metrics = StepMetrics()
+        self.spans = metrics.spans
         with metrics.seconds("plan"):
             rollouts = collect(groups, self.algorithm)
             if not rollouts.samples:

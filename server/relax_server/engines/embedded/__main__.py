@@ -37,6 +37,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--return-routed-experts", action="store_true", help="record the experts of every token")
     parser.add_argument("--weight-version", default="0", help="of the weights in --model-path")
     parser.add_argument("--ready-file", help="where the URL is written once requests are answered")
+    parser.add_argument("--timeline", type=Path, help="a folder that gets this process's spans for a Chrome trace")
     parser.add_argument("--parent-pid", type=int, help="end when this process is gone")
     arguments = parser.parse_args()
     for name in ("threads", "max_running", "chunked_prefill_size"):
@@ -94,6 +95,7 @@ async def _serve(arguments: argparse.Namespace, path: Path, listener: socket.soc
     from relax_server.engines.embedded.scheduler import Scheduler, SchedulerConfig
     from relax_server.engines.embedded.server import EngineServer
     from relax_server.models.processor import Processor
+    from relax_server.timeline import Timeline
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -115,7 +117,7 @@ async def _serve(arguments: argparse.Namespace, path: Path, listener: socket.soc
         record_routes=arguments.return_routed_experts,
         decode=lambda ids: processor.tokenizer.decode(ids, skip_special_tokens=False),
     )
-    control = Control(Scheduler(runner, config, arguments.weight_version))
+    control = Control(Scheduler(runner, config, arguments.weight_version), Timeline(arguments.timeline, "engine"))
     server = EngineServer(control, PromptBuilder(processor, arguments.media_root), path, arguments.threads)
     web_runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     await web_runner.setup()

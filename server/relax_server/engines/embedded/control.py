@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from relax_server.engines.base import PauseMode
 from relax_server.engines.embedded import weights
 from relax_server.engines.embedded.core import RequestError
 from relax_server.engines.embedded.scheduler import Scheduler
+from relax_server.timeline import Timeline
 
 TAGS = frozenset({"kv_cache", "weights"})
 """What `release` and `restore` can name, as in SGLang."""
@@ -16,16 +19,20 @@ TAGS = frozenset({"kv_cache", "weights"})
 class Control:
     """Commands for the model thread. `paused` and `refusal` may be read by any thread."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, timeline: Timeline | None = None) -> None:
         self.scheduler = scheduler
+        self.timeline = timeline or Timeline(None, "engine")
         self.paused = False
         self.refusal: str | None = None
         """Why nothing can be generated now, or None."""
         self._released: set[str] = set()
         self._weights_undefined = False
+        self._paused_at = 0.0
 
     def pause(self, mode: PauseMode) -> None:
         """Stop stepping. `abort` ends all requests, `retract` drops their keys and values, `in_place` keeps them."""
+        if not self.paused:
+            self._paused_at = time.time()
         self.paused = True
         if mode == "abort":
             self.scheduler.abort(None, "aborted by pause_generation")
@@ -33,6 +40,8 @@ class Control:
             self.scheduler.retract_all()
 
     def resume(self) -> None:
+        if self.paused:
+            self.timeline.add("paused", self._paused_at, time.time(), lane=1)
         self.paused = False
 
     def update_weights(self, tensors: dict[str, torch.Tensor], version: str | None, flush: bool, abort_all: bool) -> int:
@@ -52,6 +61,7 @@ class Control:
             RequestError: the weights' memory is released.
         """
         self.require_weights()
+        began = time.time()
         scheduler = self.scheduler
         pairs = weights.assign(scheduler.runner.model, tensors)
         if abort_all:
@@ -63,6 +73,7 @@ class Control:
         if flush:
             scheduler.flush_cache()
         scheduler.stats.weight_updates += 1
+        self.timeline.add("update weights", began, time.time(), version=scheduler.weight_version)
         self._weights_undefined = False
         self._refresh()
         return len(scheduler.running) + len(scheduler.waiting) if self.paused else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ import torch
 
 from relax_server.engines.embedded.control import Control
 from relax_server.engines.embedded.core import Finish, Sequence
+from relax_server.timeline import Bursts
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,6 +31,7 @@ class ModelLoop(threading.Thread):
         self.control = control
         self._threads = threads
         self._deliver = deliver
+        self._bursts = Bursts(control.timeline, "generate")
         self._inbox: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
 
     def submit(self, sequences: list[Sequence]) -> None:
@@ -62,6 +65,7 @@ class ModelLoop(threading.Thread):
             if scheduler.events:
                 events, scheduler.events = scheduler.events, []
                 self._deliver(events)
+        self._bursts.flush()
 
     def _commands(self, block: bool) -> bool:
         """Run what is in the inbox, waiting for something if `block`; False when asked to stop."""
@@ -86,9 +90,12 @@ class ModelLoop(threading.Thread):
 
     def _step(self) -> None:
         scheduler = self.control.scheduler
+        began, tokens, prompt = time.time(), scheduler.stats.new_tokens, scheduler.stats.prompt_tokens
         try:
             with torch.inference_mode():
                 scheduler.step()
         except Exception as error:
             logger.exception("a step with %d sequences failed", len(scheduler.running))
             scheduler.fail(f"the engine's forward pass failed: {type(error).__name__}: {error}")
+        stats = scheduler.stats
+        self._bursts.add(began, time.time(), tokens=stats.new_tokens - tokens, prompt_tokens=stats.prompt_tokens - prompt)

@@ -1,0 +1,283 @@
+"""`relax doctor`: whether this machine can train, and what held a run back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, Literal
+
+from relax_sdk.errors import ConfigError
+
+TESTED_PYTHON = (3, 11)
+
+WARM = 3
+"""First steps that are not judged: caches are cold and the queue is empty."""
+
+NOT_ENVIRONMENT = frozenset({"generate", "queued", "total"})
+"""Times of an episode that are not spent in the environment's code."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing the doctor saw."""
+
+    level: Literal["ok", "note", "problem"]
+    what: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        mark = {"ok": "  ", "note": "- ", "problem": "! "}[self.level]
+        return mark + self.what + (f"\n    {self.advice}" if self.advice else "")
+
+
+# ------------------------------------------------------------------------------------------------------------ the machine
+
+
+def examine_machine(folder: Path = Path()) -> list[Finding]:
+    """Python, packages, cores, memory and disk.
+
+    Args:
+        folder: where runs will be kept.
+    """
+    version = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
+    if sys.version_info[:2] == TESTED_PYTHON:
+        findings = [Finding("ok", version)]
+    else:
+        findings = [Finding("note", version, "tested is 3.11; if something fails, make a virtual environment with that")]
+    findings += _packages()
+    cores = len(os.sched_getaffinity(0))
+    findings.append(
+        Finding("ok", f"{cores} cores")
+        if cores > 1
+        else Finding("note", "one core", "engine and trainer share it, so asynchronous training gains nothing")
+    )
+    for path, least, why in ((Path("/dev/shm"), 0.5, "weights go through it"), (folder, 2.0, "runs are kept there")):
+        if not path.exists():
+            findings.append(Finding("note", f"no {path}", f"{why}; a temporary folder is used instead"))
+            continue
+        free = shutil.disk_usage(path).free / 2**30
+        level = "ok" if free >= least else "problem"
+        advice = "" if level == "ok" else f"{why}: make at least {least:g} GB free"
+        findings.append(Finding(level, f"{free:.1f} GB free in {path.resolve()}", advice))
+    return findings
+
+
+def _packages() -> list[Finding]:
+    """Installed versions against those Relax Gym is pinned to."""
+    from packaging.requirements import Requirement
+
+    wrong: list[str] = []
+    checked = 0
+    for text in metadata.requires("relax-gym") or []:
+        requirement = Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate({"extra": "server"}):
+            continue
+        checked += 1
+        try:
+            installed = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        if not requirement.specifier.contains(installed.partition("+")[0], prereleases=True):
+            wrong.append(f"{requirement.name} is {installed}, tested is {requirement.specifier}")
+    if wrong:
+        return [Finding("problem", "; ".join(wrong), "run `make install`, or pip install 'relax-gym[server]'")]
+    return [Finding("ok", f"{checked} packages in their tested versions")]
+
+
+# ---------------------------------------------------------------------------------------------------------------- a run
+
+
+def examine_run(folder: Path) -> list[Finding]:
+    """What its metrics and timeline say about a run.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        ConfigError: not a run folder, or it has too few steps to say anything.
+    """
+    from relax_sdk.run import Run
+
+    run = Run.load(folder)
+    rows = [row for row in run.metrics if "seconds_step" in row]
+    if len(rows) < WARM + 2:
+        raise ConfigError(f"{folder}: {len(rows)} steps are too few to judge; let it make at least {WARM + 2}")
+    judged = rows[WARM:]
+    spans = _spans(folder / "timeline")
+    checks: Sequence[Callable[[], list[Finding]]] = (
+        lambda: _speed(judged, spans),
+        lambda: _staleness(judged, run.config.max_staleness),
+        lambda: _learning(judged),
+        lambda: _numbers(judged),
+        lambda: _failures(rows, spans),
+    )
+    return [finding for check in checks for finding in check()]
+
+
+Spans = dict[str, list[dict[str, Any]]]
+
+
+def _spans(folder: Path) -> Spans:
+    """Spans by process, as Chrome trace events."""
+    found: Spans = {}
+    for file in sorted(folder.glob("*.jsonl")):
+        lines = [line for line in file.read_text(errors="replace").splitlines() if line.endswith("}")]
+        found[file.stem] = [json.loads(line) for line in lines]
+    return found
+
+
+def _share(rows: Sequence[dict[str, Any]], name: str) -> float:
+    return sum(row.get(name, 0.0) for row in rows) / max(sum(row["seconds_step"] for row in rows), 1e-9)
+
+
+def engine_busy(spans: Spans, began: float, ended: float) -> float | None:
+    """Share of the time between two moments (seconds since the epoch) in which an engine computed, the mean over engines;
+    None where no engine recorded anything."""
+    shares = []
+    for name, events in spans.items():
+        if name.startswith("engine-"):
+            own = [(e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6) for e in events if e["name"] == "generate"]
+            inside = sum(max(0.0, min(b, ended) - max(a, began)) for a, b in own)
+            if inside:
+                shares.append(inside / max(ended - began, 1e-9))
+    return mean(shares) if shares else None
+
+
+def _speed(rows: Sequence[dict[str, Any]], spans: Spans) -> list[Finding]:
+    wait, train, publish = (_share(rows, f"seconds_{name}") for name in ("wait", "train", "publish"))
+    step = median(row["seconds_step"] for row in rows)
+    busy = engine_busy(spans, rows[0]["time"] - rows[0]["seconds_step"], rows[-1]["time"])
+    engine = f"; the engine computed {busy:.0%} of the time" if busy is not None else ""
+    split = f"a step takes {step:.2f} s: waiting for groups {wait:.0%}, training {train:.0%}, publishing {publish:.0%}{engine}"
+    findings = [Finding("ok", split)]
+    if wait <= 0.1:
+        findings.append(
+            Finding("note", "the trainer is the slower half", "give it more threads (training.threads), or smaller batches")
+        )
+    elif busy is not None and busy >= 0.7:
+        findings.append(
+            Finding(
+                "note",
+                "the engine is the slower half",
+                "add engines (engines=2), shorten responses (sampling.max_new_tokens), or let rollouts run further ahead "
+                "(max_staleness)",
+            )
+        )
+    else:
+        findings.append(_environment(rows))
+    if publish > 0.1:
+        findings.append(
+            Finding("note", f"publishing weights takes {publish:.0%} of a step", "see that /dev/shm has room for them twice")
+        )
+    return findings
+
+
+def _environment(rows: Sequence[dict[str, Any]]) -> Finding:
+    """The trainer waits while the engine idles: what do the episodes do meanwhile?"""
+    seconds: dict[str, list[float]] = {}
+    for row in rows:
+        for stage, value in row.get("episode_seconds", {}).items():
+            seconds.setdefault(stage, []).append(value)
+    means = {stage: mean(values) for stage, values in seconds.items()}
+    playing = {stage: value for stage, value in means.items() if stage not in NOT_ENVIRONMENT}
+    if sum(playing.values()) > means.get("generate", 0.0):
+        worst = max(playing, key=lambda stage: playing[stage])
+        return Finding(
+            "note",
+            f"the environment is the slower half: an episode spends {playing[worst]:.2f} s in {worst} and "
+            f"{means.get('generate', 0.0):.2f} s waiting for the model",
+            "make `reset`, `step` and tools faster or async, or play more episodes at once (rollout.concurrency)",
+        )
+    return Finding(
+        "note",
+        "the trainer waits although the engine has time left",
+        "few episodes are in flight: raise max_staleness, rollout.groups_per_step or rollout.group_size",
+    )
+
+
+def _staleness(rows: Sequence[dict[str, Any]], bound: int) -> list[Finding]:
+    dropped = rows[-1].get("dropped_total", 0)
+    groups = sum(row.get("n_groups", 0) for row in rows)
+    text = f"staleness {_mean(rows, 'staleness_mean'):.2f} on average, at most {max(row['staleness_max'] for row in rows):.0f}"
+    findings = [Finding("ok", f"{text} (bound {bound}); {dropped:.0f} groups dropped as too old")]
+    if dropped > 0.05 * max(groups, 1):
+        findings.append(
+            Finding("note", f"{dropped / (groups + dropped):.0%} of the groups were played for nothing", "raise max_staleness")
+        )
+    return findings
+
+
+def _mean(rows: Sequence[dict[str, Any]], name: str) -> float:
+    return mean(row.get(name, 0.0) for row in rows)
+
+
+def _learning(rows: Sequence[dict[str, Any]]) -> list[Finding]:
+    third = max(1, len(rows) // 3)
+    first, last = _mean(rows[:third], "reward"), _mean(rows[-third:], "reward")
+    findings = [Finding("ok", f"reward {first:.3f} in the first third of the steps, {last:.3f} in the last")]
+    recent = rows[-third:]
+    equal = sum(row.get("zero_variance_groups", 0) for row in recent) / max(sum(row.get("n_groups", 0) for row in recent), 1)
+    best = max(row.get("reward", 0.0) for row in rows)
+    if equal > 0.5 and last < 0.8 * best:
+        advice = "lower optimizer.lr, or add algorithm.kl_coef"
+        findings.append(Finding("problem", f"reward fell from {best:.3f} to {last:.3f}", advice))
+    if equal > 0.5:
+        findings.append(
+            Finding(
+                "note",
+                f"{equal:.0%} of the last groups had equal rewards and taught nothing",
+                "fine when the task is solved; else choose tasks neither too easy nor too hard, or raise rollout.group_size",
+            )
+        )
+    entropy = _mean(recent, "entropy")
+    if entropy < 0.01 and equal < 0.5:
+        findings.append(
+            Finding("note", f"entropy is {entropy:.3f}: little is tried any more", "raise algorithm.entropy_coef or kl_coef")
+        )
+    return findings
+
+
+def _numbers(rows: Sequence[dict[str, Any]]) -> list[Finding]:
+    fresh = [row["logprob_gap_max"] for row in rows if row["staleness_max"] == 0 and "logprob_gap_max" in row]
+    findings = []
+    if fresh:
+        apart = sum(gap > 1e-3 for gap in fresh)
+        text = f"engine and trainer differ by at most {max(fresh):.1e} in logprobs of fresh samples"
+        if apart > 0.1 * len(fresh):
+            findings.append(Finding("problem", text, "set training.replay_routes for a mixture of experts; else report it"))
+        else:
+            findings.append(Finding("ok", text))
+    clipped = _mean(rows, "clip_fraction")
+    if clipped > 0.3:
+        findings.append(Finding("note", f"{clipped:.0%} of the tokens are clipped", "lower optimizer.lr or max_staleness"))
+    return findings
+
+
+def _failures(rows: Sequence[dict[str, Any]], spans: Spans) -> list[Finding]:
+    findings = []
+    totals: dict[str, int] = {}
+    for row in rows:
+        for status, count in row.get("status", {}).items():
+            totals[status] = totals.get(status, 0) + count
+    ended = sum(totals.values())
+    for status, advice in (
+        ("truncated", "raise rollout.max_turns, rollout.max_tokens or sampling.max_new_tokens if they were cut short"),
+        ("failed", "see logs/rollout.log"),
+    ):
+        if totals.get(status, 0) > 0.05 * max(ended, 1):
+            findings.append(Finding("note", f"{totals[status] / ended:.0%} of the episodes were {status}", advice))
+    for role in ("engine", "policy", "rollout"):
+        starts = sum(name.startswith(f"{role}-") for name in spans)
+        if starts > 1:
+            findings.append(
+                Finding("note", f"the {role} was started {starts} times", f"see logs/{role}.log if you did not resume the run")
+            )
+    return findings
