@@ -94,3 +94,16 @@ def test_banned_tokens_and_temperature():
     (dist.entropy.sum() + dist.of(torch.tensor([0]), torch.tensor([1])).sum()).backward()
     assert torch.isfinite(logits.grad).all()
     assert logits.grad[0, 2] == 0
+
+
+@pytest.mark.parametrize("name", ["k2", "k3"])
+def test_gradients_of_the_kl_terms_are_those_of_the_two_divergences(name):
+    logits = tensor(0.3, -1.2, 2.0, 0.0).requires_grad_()
+    reference = torch.log_softmax(tensor(1.0, 0.5, -0.5, -2.0), 0)
+    policy = torch.log_softmax(logits, 0)
+    sampled = (policy.detach().exp() * rl.KL[name](policy, reference)).sum()  # the mean over tokens that the policy samples
+    forward = (reference.exp() * (reference - policy)).sum()
+    reverse = (policy.exp() * (policy - reference)).sum()
+    (ours,) = torch.autograd.grad(sampled, logits, retain_graph=True)
+    (theirs,) = torch.autograd.grad(reverse if name == "k2" else forward, logits)
+    torch.testing.assert_close(ours, theirs)

@@ -14,6 +14,7 @@ import numpy as np
 from relax_sdk.errors import RelaxError, RunError
 from relax_sdk.media import MediaStore
 from relax_sdk.run import Evaluation
+from relax_server.engines.coalesce import CoalescingEngine
 from relax_server.engines.http import HttpEngine
 from relax_server.journal import open_journal
 from relax_server.models.processor import Processor
@@ -57,7 +58,7 @@ class RolloutRole:
         self.processor = Processor.load(first.model_path)
         self.store = MediaStore(layout.media)
         self.journal = open_journal(layout.journal)
-        self.pool = EnginePool(HttpEngine(url, layout.media) for url in first.engines)
+        self.pool = EnginePool(self.engine(url) for url in first.engines)
         self.worker = RolloutWorker(
             first.spec,
             first.config,
@@ -128,10 +129,16 @@ class RolloutRole:
 
     async def set_engines(self, urls: tuple[str, ...]) -> None:
         """Let new engines join and forget those that are gone."""
+        known = {engine.url for engine in self.pool.engines}
         for url in urls:
-            self.pool.add(HttpEngine(url, self.store.root))
+            if url not in known:
+                self.pool.add(self.engine(url))
         for url in {engine.url for engine in self.pool.engines} - set(urls):
             await self.pool.remove(url)
+
+    def engine(self, url: str) -> CoalescingEngine:
+        """A client."""
+        return CoalescingEngine(HttpEngine(url, self.store.root))
 
     async def evaluate(self, message: Evaluate) -> None:
         result = await self.worker.evaluate(message.limit, split=message.split, step=message.step)

@@ -50,7 +50,7 @@ def cross_entropy(logits: Tensor, forest: Forest, targets: Targets) -> LossSum:
 def policy_objective(config: AlgorithmConfig) -> Callable[[Tensor, Forest, Targets], LossSum]:
     """The loss of reinforcement learning, summed over the trained tokens of a forest.
 
-    Per token: weight x clipped policy loss - entropy_coef x entropy + kl_coef x k3, where weight is the truncated
+    Per token: weight x clipped policy loss - entropy_coef x entropy + kl_coef x k2 or k3, where weight is the truncated
     importance weight if old logprobs are recomputed, else 1.
     """
 
@@ -70,8 +70,9 @@ def policy_objective(config: AlgorithmConfig) -> Callable[[Tensor, Forest, Targe
         loss = loss - config.entropy_coef * entropy
         kl = logits.new_zeros((), dtype=torch.float32)
         if targets.reference is not None:
-            kl = algorithms.k3(logprobs, targets.reference[entry]).sum()
-            loss = loss + config.kl_coef * kl
+            reference = targets.reference[entry]
+            loss = loss + config.kl_coef * algorithms.KL[config.kl_estimator](logprobs, reference).sum()
+            kl = algorithms.k3(logprobs, reference).sum()
         now = logprobs.detach()
         return (
             loss,

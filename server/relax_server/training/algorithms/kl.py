@@ -1,7 +1,11 @@
 """Estimates of KL(policy || reference) from tokens sampled by the policy.
 
 J. Schulman, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html, 2020). With d = logprobs - reference_logprobs:
-k1 = d, k2 = d² / 2, k3 = exp(-d) - 1 + d. k1 and k3 are unbiased; k3 is never negative.
+k1 = d, k2 = d² / 2, k3 = exp(-d) - 1 + d. As estimates of the divergence k1 and k3 are unbiased, and k3 is never negative. As
+terms of a loss they are judged by their gradients on tokens that the policy sampled: that of k2 is the gradient of
+KL(policy || reference); that of k3 is the gradient of KL(reference || policy), whose single terms are as large as the ratio of
+the reference's probability to the policy's; that of k1 is zero in the mean (Liu et al., "Rethinking KL Regularization in RLHF",
+arXiv 2510.01555).
 """
 
 from __future__ import annotations
@@ -27,3 +31,7 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
     """
     d = (logprobs - reference).clamp(min=-20.0)
     return torch.expm1(-d) + d
+
+
+KL = {"k2": k2, "k3": k3}
+"""What `AlgorithmConfig.kl_estimator` names."""
