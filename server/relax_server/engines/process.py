@@ -26,6 +26,7 @@ class EngineProcess:
         max_total_tokens: KV slots; None takes 1 GiB worth.
         max_running: sequences in one batch.
         weight_version: of the weights in `model_path`.
+        features: folder in shared memory where media features are exchanged with other processes; None: each for itself.
         timeline: folder for its spans; None records none.
         env: added to the child's environment.
     """
@@ -43,6 +44,7 @@ class EngineProcess:
         max_running: int = 512,
         return_routed_experts: bool = False,
         weight_version: int = 0,
+        features: str | Path | None = None,
         timeline: str | Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
@@ -53,6 +55,8 @@ class EngineProcess:
             self._arguments += ["--media-root", str(media_root)]
         if max_total_tokens is not None:
             self._arguments += ["--max-total-tokens", str(max_total_tokens)]
+        if features is not None:
+            self._arguments += ["--features", str(features)]
         if timeline is not None:
             self._arguments += ["--timeline", str(timeline)]
         if return_routed_experts:

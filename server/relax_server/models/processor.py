@@ -19,6 +19,7 @@ from relax_sdk.errors import ConfigError, TokenError
 from relax_sdk.media import Media
 from relax_sdk.messages import AssistantMessage, Message, Text
 from relax_server.models.media_features import FeatureConfig, FeatureExtractor, Kind, MediaFeatures
+from relax_server.models.shared_features import SharedFeatures
 from relax_server.models.tool_calls import split_tool_calls
 
 __all__ = ["MediaFeatures", "Processor", "Rendered"]
@@ -40,10 +41,11 @@ class Rendered:
 class Processor:
     """Tokens, template, features and positions of one model; safe to use from several threads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shared: Path | None = None) -> None:
         from transformers import AutoConfig, AutoTokenizer
 
         self.path = path
+        self._shared = SharedFeatures(shared) if shared is not None else None
         try:
             self.hf_config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
             self.tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
@@ -68,13 +70,17 @@ class Processor:
         self._lock = threading.Lock()
 
     @classmethod
-    def load(cls, path: str | Path) -> Processor:
+    def load(cls, path: str | Path, shared: Path | None = None) -> Processor:
         """Read a model folder.
+
+        Args:
+            path: the folder.
+            shared: a folder in shared memory where media features are exchanged with other processes.
 
         Raises:
             ConfigError: not a model folder.
         """
-        return cls(Path(path))
+        return cls(Path(path), shared)
 
     @property
     def modalities(self) -> frozenset[str]:
@@ -215,7 +221,11 @@ class Processor:
                 return cached
         if self._extract is None:
             raise TokenError(f"the model {self.path.name} takes text only, not {kind}")
-        made = self._extract(data, kind)
+        made = self._shared.get(sha256, kind) if self._shared is not None else None
+        if made is None:
+            made = self._extract(data, kind)
+            if self._shared is not None:
+                self._shared.put(sha256, made)
         with self._lock:
             if sha256 not in self._features:
                 self._features[sha256] = made

@@ -71,16 +71,18 @@ class Controller:
         self.policy = RoleProcess("policy", job.folder, self.inbox.put_nowait, threads=job.config.training.threads)
         self.rollout = RoleProcess("rollout", job.folder, self.inbox.put_nowait)
         self.model_path: Path = resolve_model(job.config.model, job.config.seed)
+        self.weights_root = Path(tempfile.mkdtemp(prefix=f"relax-{os.getpid()}-", dir=shared_memory()))
+        self.features = self.weights_root / "features"
         self.restarts = Restarts(f"relax train --resume {job.folder}")
         self.engines = EngineFleet(
             job,
             self.model_path,
             self.restarts,
+            self.features,
             warn=observer.warn,
             changed=lambda urls: self.rollout.send(SetEngines(urls)),
             failed=self.engines_failed,
         )
-        self.weights_root = Path(tempfile.mkdtemp(prefix=f"relax-{os.getpid()}-", dir=shared_memory()))
         self.weights: Path | None = None
         self.timeline = Timeline(self.layout.timeline, "controller")
         self.step = 0
@@ -359,7 +361,7 @@ class Controller:
         began = time.perf_counter()
         with self.timeline.span("load weights", version=self.step):
             await self.engines.load(self.weights, self.step)
-        for old in self.weights_root.iterdir():
+        for old in self.weights_root.glob("v*"):
             if old != self.weights and int(old.name[1:]) < self.step:
                 shutil.rmtree(old, ignore_errors=True)
         return time.perf_counter() - began
@@ -373,7 +375,9 @@ class Controller:
 
     async def start_policy(self, checkpoint: Path | None) -> None:
         await self.policy.start(
-            StartPolicy(self.config, self.run_name, self.job.folder, self.model_path, self.weights_root, checkpoint)
+            StartPolicy(
+                self.config, self.run_name, self.job.folder, self.model_path, self.weights_root, checkpoint, self.features
+            )
         )
 
     async def start_rollout(self) -> None:
@@ -387,6 +391,7 @@ class Controller:
                 self.model_path,
                 self.engines.urls,
                 train=True,
+                features=self.features,
             )
         )
         self.stats_at = time.monotonic()

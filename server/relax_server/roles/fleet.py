@@ -50,6 +50,7 @@ class EngineFleet:
         job: the run.
         model_path: the folder they start from.
         restarts: counts how often one was lost.
+        features: folder in shared memory where media features are exchanged.
         warn: told what went wrong and was mended.
         changed: told the addresses when they are others than before.
         failed: told the error that ends the run, once no engine can be had any more.
@@ -60,12 +61,13 @@ class EngineFleet:
         job: Job,
         model_path: Path,
         restarts: Restarts,
+        features: Path,
         *,
         warn: Callable[[str], None],
         changed: Callable[[tuple[str, ...]], None],
         failed: Callable[[RelaxError], None],
     ) -> None:
-        self.job, self.model_path, self.restarts = job, model_path, restarts
+        self.job, self.model_path, self.restarts, self.features = job, model_path, restarts, features
         self._warn, self._changed, self._failed = warn, changed, failed
         self._slots: list[EngineSlot] = []
         self._weights: Path | None = None
@@ -81,8 +83,11 @@ class EngineFleet:
         Raises:
             EngineUnavailable: one ended, or was not ready in time.
         """
-        self._slots = list(await asyncio.gather(*(start_engine(self.job, self.model_path) for _ in range(count))))
+        self._slots = list(await asyncio.gather(*(self._start_one() for _ in range(count))))
         self._changed(self.urls)
+
+    async def _start_one(self) -> EngineSlot:
+        return await start_engine(self.job, self.model_path, features=self.features)
 
     async def stop(self) -> None:
         await asyncio.gather(*(slot.stop() for slot in self._slots), return_exceptions=True)
@@ -135,13 +140,22 @@ class EngineFleet:
         self.restarts.count("engine", slot.process.log_tail())
         self._warn(f"the engine at {slot.url} {why}; starting a new one")
         await slot.stop()
-        self._slots[index] = await start_engine(self.job, self.model_path)
+        self._slots[index] = await self._start_one()
         await self._load_into(self._slots[index])
         self._changed(self.urls)
 
 
-async def start_engine(job: Job, model_path: Path, version: int = 0, timeline: bool = True) -> EngineSlot:
+async def start_engine(
+    job: Job, model_path: Path, version: int = 0, train: bool = True, features: Path | None = None
+) -> EngineSlot:
     """Start an embedded engine for a job and wait until it answers.
+
+    Args:
+        job: the run.
+        model_path: the folder it starts from.
+        version: of these weights.
+        train: its work belongs into the run's timeline.
+        features: folder in shared memory where media features are exchanged.
 
     Raises:
         EngineUnavailable: it ended, or was not ready in time.
@@ -155,7 +169,8 @@ async def start_engine(job: Job, model_path: Path, version: int = 0, timeline: b
         dtype=job.config.training.dtype,
         return_routed_experts=job.config.training.replay_routes,
         weight_version=version,
-        timeline=RunLayout(job.folder).timeline if timeline else None,
+        features=features,
+        timeline=RunLayout(job.folder).timeline if train else None,
     )
     await process.start(START_SECONDS)
     return EngineSlot(process, HttpEngine(process.url, media))

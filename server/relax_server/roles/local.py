@@ -100,7 +100,7 @@ class LocalSession:
         if not trained.exists():
             raise RunError(f"{job.folder} has no trained weights yet (no {trained.name}/ folder)")
         base = resolve_model(job.config.model, job.config.seed)
-        self._engine = await start_engine(job, trained, job.config.steps, timeline=False)
+        self._engine = await start_engine(job, trained, job.config.steps, train=False)
         self._rollout = RoleProcess("rollout", job.folder, self._inbox.put_nowait)
         await self._rollout.start(
             StartRollout(job.spec, job.agent, job.config, job.folder.name, job.folder, base, (self._engine.url,), train=False)

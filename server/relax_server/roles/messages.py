@@ -27,6 +27,8 @@ class StartRollout:
     engines: tuple[str, ...]
     train: bool
     """False: evaluate and chat only."""
+    features: Path | None = None
+    """Folder in shared memory where media features are exchanged."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,8 @@ class StartPolicy:
     """Folder in shared memory that gets one sub-folder per version."""
     checkpoint: Path | None
     """Go on from here."""
+    features: Path | None = None
+    """Folder in shared memory where media features are exchanged."""
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ class PolicyRole:
             total_steps=config.steps,
             temperature=config.sampling.temperature,
             seed=config.seed,
+            features=first.features,
         )
         self.unsaved: list[str] = []
         """Groups trained on since the last checkpoint."""

@@ -55,7 +55,7 @@ class RolloutRole:
     def __init__(self, channel: Channel, first: StartRollout) -> None:
         self.channel, self.first = channel, first
         layout = RunLayout(first.folder)
-        self.processor = Processor.load(first.model_path)
+        self.processor = Processor.load(first.model_path, first.features)
         self.store = MediaStore(layout.media)
         self.journal = open_journal(layout.journal)
         self.pool = EnginePool(self.engine(url) for url in first.engines)

@@ -44,6 +44,7 @@ class Policy:
         training: token budget, sharing, precision, threads.
         total_steps: of the run, for the schedule.
         seed: of torch's generators.
+        features: folder in shared memory where media features are exchanged with other processes.
         temperature: that tokens are sampled with; logits are divided by it before every softmax.
 
     Raises:
@@ -60,6 +61,7 @@ class Policy:
         total_steps: int,
         seed: int,
         temperature: float = 1.0,
+        features: Path | None = None,
     ) -> None:
         if temperature <= 0:
             raise ConfigError(f"Policy temperature = {temperature}; allowed: above 0 (greedy samples cannot be trained on)")
@@ -72,7 +74,7 @@ class Policy:
         """Training steps done."""
         self.spans: list[tuple[str, float, float]] = []
         """Stages of the last training step: name, begin and end in seconds since the epoch."""
-        self.processor = Processor.load(self.model_path)
+        self.processor = Processor.load(self.model_path, features)
         self.device = parallel.device()
         self._dtype = torch.bfloat16 if training.dtype == "bfloat16" else torch.float32
         self._loaded = self._load_model(self.model_path, training.replay_routes)

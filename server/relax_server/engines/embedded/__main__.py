@@ -37,6 +37,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--return-routed-experts", action="store_true", help="record the experts of every token")
     parser.add_argument("--weight-version", default="0", help="of the weights in --model-path")
     parser.add_argument("--ready-file", help="where the URL is written once requests are answered")
+    parser.add_argument("--features", type=Path, help="a folder in shared memory where media features are exchanged")
     parser.add_argument("--timeline", type=Path, help="a folder that gets this process's spans for a Chrome trace")
     parser.add_argument("--parent-pid", type=int, help="end when this process is gone")
     arguments = parser.parse_args()
@@ -104,7 +105,7 @@ async def _serve(arguments: argparse.Namespace, path: Path, listener: socket.soc
     if arguments.parent_pid is not None:
         _watch_parent(arguments.parent_pid, stop)
     torch.set_num_threads(arguments.threads)
-    processor = Processor.load(path)
+    processor = Processor.load(path, arguments.features)
     dtype = getattr(torch, arguments.dtype)
     runner = ModelRunner(path, processor.hf_config, dtype, arguments.return_routed_experts)
     each = KVPool.bytes_per_token(runner.layers, runner.kv_heads, runner.head_dim, dtype)
