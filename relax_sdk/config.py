@@ -129,9 +129,9 @@ class AlgorithmConfig:
     kl_coef: float = 0.0
     """Against the weights that reinforcement learning began with: the model, or what the format warm-up made of it.
     0 keeps no reference."""
-    kl_estimator: Literal["k2", "k3"] = "k2"
-    """How the KL divergence enters the loss. `k2`: its gradient is that of KL(policy || reference), of low variance.
-    `k3`: as in GRPO; its gradient is that of KL(reference || policy), and one unlikely token can outweigh a batch."""
+    kl_estimator: Literal["k2", "k3"] = "k3"
+    """How the KL divergence enters the loss. `k3`, as in GRPO: its gradient is that of KL(reference || policy), which brings
+    back what has become unlikely. `k2`: that of KL(policy || reference), of lower variance; it lets go what is not sampled."""
     old_logprobs: Literal["recompute", "engine"] = "engine"
     """`engine`: the ratio is against what was sampled.
     `recompute`: against the trainer's own logprobs before the update, corrected by `tis_clip`."""
