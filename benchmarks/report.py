@@ -1,4 +1,4 @@
-"""Tables and JSON of the benchmarks, with the machine they ran on."""
+"""Tables and JSON of the benchmarks, with the machine they ran on; `python -m benchmarks.report` puts them into README.md."""
 
 from __future__ import annotations
 
@@ -62,3 +62,26 @@ def save(name: str, rows: Sequence[dict[str, Any]], **more: Any) -> None:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"machine": where, "rows": list(rows)} | more, indent=1, default=float) + "\n")
     print(f"written: {path}")
+
+
+README = RESULTS.parent / "README.md"
+MARK = "## Last results"
+
+
+def write_readme() -> None:
+    """Bring the tables at the end of `README.md` up to date with `results/`."""
+    parts = [README.read_text().partition(MARK)[0] + MARK]
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text())
+        where = result["machine"]
+        place = f"{where['processor']}, {where['cores']} cores, Python {where['python']}, load {where['load']} before"
+        parts.append(f"### {path.stem}\n\n{place}; {where['date']}, commit {where['commit']}.\n\n{table(result['rows'])}")
+        notes = [f"{key}: {value}" for key, value in result.items() if key in ("bars", "export_exact")]
+        if notes:
+            parts.append("; ".join(notes) + ".")
+    README.write_text("\n\n".join(parts) + "\n")
+    print(f"written: {README}")
+
+
+if __name__ == "__main__":
+    write_readme()
