@@ -6,6 +6,7 @@ python -m benchmarks.convergence [--envs tone-v0 …] [--seeds 0 1 2] [--mode as
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -60,6 +61,15 @@ def passed(env: str, held_out: float) -> bool:
     return abs(held_out - bar) <= 3 * 0.5 / 16 if kind == "chance" else held_out >= bar
 
 
+def previous(name: str) -> dict[tuple[str, int], dict[str, Any]]:
+    """Runs whose results are there already, by environment and seed; a run that is made again takes the place of its row."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return {}
+    old = json.loads(path.read_text())
+    return {(row["env"], row["seed"]): row | {"curve": curve} for row, curve in zip(old["rows"], old["curves"], strict=True)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--envs", nargs="+", default=list(BARS))
@@ -69,15 +79,17 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
     parser.add_argument("--name", default="convergence")
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    done = previous(args.name)
     with tempfile.TemporaryDirectory() as temporary:
         root = args.keep or Path(temporary)
         for env in args.envs:
             for seed in args.seeds:
                 row = one(env, seed, args.mode, args.max_staleness, root / f"{env}-{seed}")
                 kind, bar = BARS[env]
-                rows.append(row | {"bar": f"{kind} {bar}", "pass": passed(env, row["held_out"])})
+                done[env, seed] = row | {"bar": f"{kind} {bar}", "pass": passed(env, row["held_out"])}
+                rows = [done[key] for key in sorted(done)]
                 save(args.name, [{k: v for k, v in r.items() if k != "curve"} for r in rows], curves=[r["curve"] for r in rows])
+    rows = list(done.values())
     print(f"{sum(r['pass'] for r in rows)} of {len(rows)} runs reach their bar; results in {RESULTS}")
 
 

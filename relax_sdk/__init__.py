@@ -8,6 +8,7 @@ Write an environment, register it, train a model on it:
 """
 
 from relax_sdk.config import (
+    FROM_SCRATCH,
     AlgorithmConfig,
     EvalConfig,
     OptimizerConfig,
@@ -51,6 +52,7 @@ from relax_sdk.trajectory import Group, Sample, Status, Trajectory, Turn
 __version__ = "0.1.0"
 
 __all__ = [
+    "FROM_SCRATCH",
     "Agent",
     "AlgorithmConfig",
     "AssistantMessage",

@@ -312,3 +312,14 @@ def run_config_from_dict(values: dict[str, Any]) -> RunConfig:
         ConfigError: an unknown field or a value outside its range.
     """
     return from_dict(RunConfig, values)
+
+
+FROM_SCRATCH: dict[str, dict[str, Any]] = {
+    "algorithm": {"entropy_coef": 0.0, "kl_coef": 0.03},
+    "optimizer": {"lr": 1e-3},
+}
+"""For a model that starts from random weights: `Trainer(env, **FROM_SCRATCH)`.
+
+A higher learning rate, and instead of an entropy bonus a hold on what the format warm-up taught: to be undecided between contents
+and sure about the form.
+"""

@@ -126,6 +126,14 @@ def test_evaluate_and_generate_use_the_trained_model(finished):
     assert not left_behind()
 
 
+def test_a_script_that_evaluates_ends_cleanly(finished):
+    script = f"import relax_sdk as relax; print(relax.Run.load({str(finished.folder)!r}).evaluate(limit=4))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "(n=4)" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(finished.folder) in " ".join(p.info["cmdline"] or [])]
+
+
 def test_a_longer_run_goes_on_where_the_first_ended(tmp_path):
     folder = tmp_path / "run"
     trainer(folder).fit(steps=2, progress=False)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from relax_server.roles.messages import Died, Stop
 
 STOP_SECONDS = 10.0
 """Between being asked to stop and SIGKILL."""
+
+ENDED_POLL = 0.02
+"""Seconds between looks at a process that is ending."""
 
 
 class RoleProcess:
@@ -105,9 +109,10 @@ class RoleProcess:
             self._channel.close()
 
     async def _ended(self, seconds: float) -> None:
-        assert self._process is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self._process.wait, seconds)
+        """Wait until it has ended, or for so long; without a thread, as none can be had while the interpreter shuts down."""
+        until = time.monotonic() + seconds
+        while self.alive() and time.monotonic() < until:  # noqa: ASYNC110 - nothing tells when a process ends
+            await asyncio.sleep(ENDED_POLL)
 
     def kill(self) -> None:
         """SIGKILL, for a process that hangs."""
