@@ -320,6 +320,6 @@ FROM_SCRATCH: dict[str, dict[str, Any]] = {
 }
 """For a model that starts from random weights: `Trainer(env, **FROM_SCRATCH)`.
 
-A higher learning rate, and instead of an entropy bonus a hold on what the format warm-up taught: to be undecided between contents
-and sure about the form.
+A higher learning rate, and in place of an entropy bonus a hold on what the format warm-up taught, which is to be undecided
+between contents and sure about the form.
 """
