@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +45,13 @@ def left_behind() -> list[str]:
     names = [" ".join(p.cmdline()) for p in ours]
     shared = [str(p) for p in Path("/dev/shm").glob(f"relax-{os.getpid()}-*")]
     return [n for n in names if "relax_server" in n] + shared
+
+
+def wait_until(condition: Callable[[], object], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.1)
 
 
 class Watch:
@@ -213,6 +221,36 @@ def test_ctrl_c_ends_with_a_checkpoint_and_can_be_resumed(tmp_path):
     done = json.loads(metrics.read_text().splitlines()[-1])["step"]
     run = relax.Trainer.from_run(folder).fit(steps=done + 1, resume=True, progress=False)
     assert run.metrics[-1]["step"] == done + 1
+
+
+def test_killing_the_controller_leaves_nothing_and_loses_nothing(tmp_path):
+    folder = tmp_path / "run"
+    script = f"import relax_sdk as relax; relax.Trainer('tone-v0', folder={str(folder)!r}, **{SMALL!r}).fit(steps=100000)"
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: RunLayout(folder).checkpoints()[1:], 120)
+        process.kill()
+
+    def traces() -> list[str]:
+        commands = [" ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])]
+        return [c for c in commands if str(folder) in c] + [str(p) for p in Path("/dev/shm").glob(f"relax-{process.pid}-*")]
+
+    wait_until(lambda: not traces(), 15)
+    done = int(RunLayout(folder).checkpoints()[-1].name.removeprefix("step_"))
+    run = relax.Trainer.from_run(folder).fit(steps=done + 3, resume=True, progress=False)
+    assert [row["step"] for row in run.metrics] == list(range(1, done + 4))
+    counts = open_journal(RunLayout(folder).journal).counts(folder.name)
+    assert counts.acked == (done + 3) * 4 and counts.leased == 0
+
+
+def test_what_killed_runs_left_in_shared_memory_is_swept(tmp_path, monkeypatch):
+    from relax_server.roles import controller
+
+    monkeypatch.setattr(controller, "shared_memory", lambda: str(tmp_path))
+    dead, alive, other = tmp_path / "relax-999999999-abc", tmp_path / f"relax-{os.getpid()}-abc", tmp_path / "relax-notes-x"
+    for path in (dead, alive, other):
+        path.mkdir()
+    controller.sweep_shared_memory()
+    assert not dead.exists() and alive.exists() and other.exists()
 
 
 class BrokenEnv(relax.Env):

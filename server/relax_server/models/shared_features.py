@@ -25,7 +25,7 @@ class SharedFeatures:
     """A folder with one file per item; used by several processes at once, none of which depends on it.
 
     Args:
-        folder: in shared memory, readable by this run's processes only.
+        folder: in shared memory, readable by this run's processes only; made, and removed, by whoever starts them.
         max_bytes: of what this writer leaves there.
     """
 
@@ -63,7 +63,6 @@ class SharedFeatures:
             note["second_per_grid"] = repr(features.second_per_grid)
         partial = file.with_name(f".{file.name}.{os.getpid()}")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             save_file({"tensor": np.ascontiguousarray(features.tensor)}, partial, note)
             partial.replace(file)
         except (OSError, SafetensorError):

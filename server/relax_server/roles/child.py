@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import signal
 import sys
 import traceback
 import warnings
+from pathlib import Path
 from typing import Any
 
 from relax_sdk.errors import CheckpointError, ConfigError, RegistryError, RunError
@@ -26,7 +28,14 @@ def main() -> None:
     channel = Channel(fd)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     first = channel.receive()
-    channel.listen(inbox.put, on_close=lambda: os._exit(0))
+
+    def parent_gone() -> None:
+        weights = getattr(first, "weights", None)
+        if isinstance(weights, Path):  # the policy's: nobody else is left to give the shared memory back
+            shutil.rmtree(weights, ignore_errors=True)
+        os._exit(0)
+
+    channel.listen(inbox.put, on_close=parent_gone)
     try:
         if role == "rollout":
             from relax_server.roles.rollout import run_rollout

@@ -71,8 +71,10 @@ class Controller:
         self.policy = RoleProcess("policy", job.folder, self.inbox.put_nowait, threads=job.config.training.threads)
         self.rollout = RoleProcess("rollout", job.folder, self.inbox.put_nowait)
         self.model_path: Path = resolve_model(job.config.model, job.config.seed)
+        sweep_shared_memory()
         self.weights_root = Path(tempfile.mkdtemp(prefix=f"relax-{os.getpid()}-", dir=shared_memory()))
         self.features = self.weights_root / "features"
+        self.features.mkdir()
         self.restarts = Restarts(f"relax train --resume {job.folder}")
         self.engines = EngineFleet(
             job,
@@ -422,6 +424,18 @@ class Controller:
         await self.load_weights()
         self.rollout.send(Published(self.step, self.consumed, self.dropped))
         self.policy.send(Stop() if self.stop_requested.is_set() else Train())
+
+
+def sweep_shared_memory() -> None:
+    """Remove what runs have left behind whose processes were all killed at once."""
+    for folder in Path(shared_memory() or tempfile.gettempdir()).glob("relax-*-*"):
+        pid = folder.name.split("-")[1]
+        try:
+            mine = folder.stat().st_uid == os.getuid()
+        except OSError:
+            continue
+        if mine and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def shared_memory() -> str | None:
