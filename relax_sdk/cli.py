@@ -146,3 +146,7 @@ def main() -> None:
     except RelaxError as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
