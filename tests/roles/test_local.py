@@ -204,7 +204,9 @@ def test_ctrl_c_ends_with_a_checkpoint_and_can_be_resumed(tmp_path):
     folder = tmp_path / "run"
     script = textwrap.dedent(
         f"""
+        import signal
         import relax_sdk as relax
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell begin with it ignored
         relax.Trainer("tone-v0", folder={str(folder)!r}, **{SMALL!r}).fit(steps=100000)
         """
     )
