@@ -60,7 +60,12 @@ class Run:
 
     def start(self, arguments: list[str]) -> subprocess.Popen[bytes]:
         log = (self.folder.parent / f"{self.folder.name}.log").open("ab")
-        return subprocess.Popen([sys.executable, "-m", "relax_sdk.cli", *arguments], stderr=log, stdout=log)
+
+        def heed_interrupt() -> None:  # background jobs of a shell begin with it ignored
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+        command = [sys.executable, "-m", "relax_sdk.cli", *arguments]
+        return subprocess.Popen(command, stderr=log, stdout=log, preexec_fn=heed_interrupt)
 
     def kill(self, role: str) -> float:
         """Kill one process; returns the seconds until the next step is done."""
