@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -14,6 +13,7 @@ from statistics import mean, median
 from typing import Any, Literal
 
 from relax_sdk.errors import ConfigError
+from relax_sdk.spans import Spans, read_spans
 
 TESTED_PYTHON = (3, 11)
 
@@ -111,7 +111,7 @@ def examine_run(folder: Path) -> list[Finding]:
     if len(rows) < WARM + 2:
         raise ConfigError(f"{folder}: {len(rows)} steps are too few to judge; let it make at least {WARM + 2}")
     judged = rows[WARM:]
-    spans = _spans(folder / "timeline")
+    spans = read_spans(folder / "timeline")
     checks: Sequence[Callable[[], list[Finding]]] = (
         lambda: _speed(judged, spans),
         lambda: _staleness(judged, run.config.max_staleness),
@@ -120,18 +120,6 @@ def examine_run(folder: Path) -> list[Finding]:
         lambda: _failures(rows, spans),
     )
     return [finding for check in checks for finding in check()]
-
-
-Spans = dict[str, list[dict[str, Any]]]
-
-
-def _spans(folder: Path) -> Spans:
-    """Spans by process, as Chrome trace events."""
-    found: Spans = {}
-    for file in sorted(folder.glob("*.jsonl")):
-        lines = [line for line in file.read_text(errors="replace").splitlines() if line.endswith("}")]
-        found[file.stem] = [json.loads(line) for line in lines]
-    return found
 
 
 def _share(rows: Sequence[dict[str, Any]], name: str) -> float:

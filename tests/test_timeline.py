@@ -3,7 +3,9 @@
 import json
 import os
 
-from relax_server.timeline import Bursts, Timeline, read_spans, write_trace
+from relax_server.timeline import Bursts, Timeline, write_trace
+
+from relax_sdk.spans import read_spans
 
 
 def test_spans_of_all_processes_are_in_one_trace_that_begins_at_zero(tmp_path):
@@ -59,3 +61,17 @@ def test_close_activities_are_one_span_with_their_counts_summed(tmp_path):
         (500_000, 100_000, {"n": 1, "tokens": 1}),
         (600_000, 1_100_000, {"n": 1, "tokens": 1}),
     ]
+
+
+def test_unfinished_lines_are_passed_over(tmp_path):
+    (tmp_path / "engine-1.jsonl").write_text('{"name": "a", "ts": 1, "args": {}\n{"name": "b", "ts": 2, "args": {}}\n{"na')
+    assert [e["name"] for e in read_spans(tmp_path)["engine-1"]] == ["b"]
+
+
+def test_a_full_disk_ends_the_timeline_and_nothing_else(tmp_path):
+    timeline = Timeline(tmp_path, "engine")
+    timeline._file = open("/dev/full", "w", buffering=1)  # noqa: SIM115
+    with timeline.span("generate"):
+        pass
+    timeline.add("generate", 0.0, 1.0)
+    timeline.close()

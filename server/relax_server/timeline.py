@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from relax_sdk.spans import read_spans
+
 TRACE = "timeline.json"
+
+logger = logging.getLogger(__name__)
 
 
 class Timeline:
@@ -45,7 +50,11 @@ class Timeline:
         if self._file is None:
             return
         event = {"name": name, "ph": "X", "ts": round(began * 1e6), "dur": round((ended - began) * 1e6), "tid": lane}
-        self._file.write(json.dumps(event | {"args": args}) + "\n")
+        try:
+            self._file.write(json.dumps(event | {"args": args}) + "\n")
+        except OSError as error:  # what is only to be looked at must not end the work
+            logger.warning("the timeline ends here: %s", error)
+            self._file = None
 
     @contextlib.contextmanager
     def span(self, name: str, lane: int = 0, **args: Any) -> Iterator[None]:
@@ -103,16 +112,6 @@ class Bursts:
         if self._sums:
             self._timeline.add(self._name, self._began, self._ended, **self._sums)
             self._sums = {}
-
-
-def read_spans(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """All spans by process (`<role>-<pid>`), as Chrome trace events, each list by its begin; half-written lines are left
-    out."""
-    spans: dict[str, list[dict[str, Any]]] = {}
-    for file in sorted(folder.glob("*.jsonl")):
-        lines = [line for line in file.read_text(errors="replace").splitlines() if line.endswith("}")]
-        spans[file.stem] = sorted((json.loads(line) for line in lines), key=lambda event: event["ts"])
-    return spans
 
 
 def write_trace(folder: Path, out: Path) -> None:
