@@ -1,12 +1,14 @@
 """Whole runs on this machine: real engine, journal, trainer and environment processes, at the smallest sizes."""
 
 import asyncio
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -160,6 +162,14 @@ def test_on_policy_modes_never_train_on_old_samples(tmp_path, settings):
     assert max(row["logprob_gap_max"] for row in run.metrics) <= SAME_WEIGHTS
 
 
+def test_colocate_takes_the_engines_memory_only_after_an_evaluation(tmp_path):
+    settings = {"mode": "colocate", "eval": {"every": 1, "limit": 200}}
+    run = trainer(tmp_path / "run", **settings).fit(steps=4, progress=False)
+    assert [row["step"] for row in run.metrics] == [1, 2, 3, 4]
+    assert all(row["eval_version_min"] == row["eval_version_max"] == row["step"] for row in run.metrics)
+    assert [(row["eval_n"], row["eval_failures"]) for row in run.metrics] == [(200, {})] * 4
+
+
 def test_larger_staleness_is_kept_within_its_bound(tmp_path):
     run = trainer(tmp_path / "run", max_staleness=3).fit(steps=6, progress=False)
     assert max(row["staleness_max"] for row in run.metrics) <= 3
@@ -245,14 +255,36 @@ def test_killing_the_controller_leaves_nothing_and_loses_nothing(tmp_path):
 
 
 def test_what_killed_runs_left_in_shared_memory_is_swept(tmp_path, monkeypatch):
-    from relax_server.roles import controller
+    from relax_server.roles import shared_memory
 
-    monkeypatch.setattr(controller, "shared_memory", lambda: str(tmp_path))
+    monkeypatch.setattr(shared_memory, "root", lambda: tmp_path)
     dead, alive, other = tmp_path / "relax-999999999-abc", tmp_path / f"relax-{os.getpid()}-abc", tmp_path / "relax-notes-x"
     for path in (dead, alive, other):
         path.mkdir()
-    controller.sweep_shared_memory()
+    shared_memory.sweep()
     assert not dead.exists() and alive.exists() and other.exists()
+
+
+def test_shared_memory_is_removed_from_under_a_writer(tmp_path):
+    from relax_server.roles import shared_memory
+
+    folder = tmp_path / "relax-1-abc"
+    (folder / "features").mkdir(parents=True)
+    refused = threading.Event()
+
+    def write() -> None:
+        try:
+            for i in itertools.count():
+                (folder / "features" / str(i)).write_bytes(b"x" * 1000)
+        except FileNotFoundError:
+            refused.set()
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    time.sleep(0.2)
+    shared_memory.remove(folder)
+    assert list(tmp_path.iterdir()) == []
+    assert refused.wait(5)
 
 
 class BrokenEnv(relax.Env):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import queue
-import shutil
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from pathlib import Path
 from typing import Any
 
 from relax_sdk.errors import CheckpointError, ConfigError, RegistryError, RunError
+from relax_server.roles import shared_memory
 from relax_server.roles.channel import Channel
 from relax_server.roles.messages import Failed
 
@@ -29,10 +30,13 @@ def main() -> None:
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     first = channel.receive()
 
+    leaving = threading.Lock()
+
     def parent_gone() -> None:
+        leaving.acquire()  # both threads may notice; the second one waits here for the end
         weights = getattr(first, "weights", None)
         if isinstance(weights, Path):  # the policy's: nobody else is left to give the shared memory back
-            shutil.rmtree(weights, ignore_errors=True)
+            shared_memory.remove(weights)
         os._exit(0)
 
     channel.listen(inbox.put, on_close=parent_gone)
@@ -49,7 +53,10 @@ def main() -> None:
             raise ConfigError(f"unknown role {role!r}")
     except Exception as error:
         traceback.print_exc()
-        channel.send(Failed(f"{type(error).__name__}: {error}", isinstance(error, FATAL)))
+        try:
+            channel.send(Failed(f"{type(error).__name__}: {error}", isinstance(error, FATAL)))
+        except OSError:
+            parent_gone()
         os._exit(1)
     sys.stdout.flush()
     os._exit(0)  # threads of abandoned environments must not keep the process alive

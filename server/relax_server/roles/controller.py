@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
-import tempfile
 import time
 from collections import deque
 from pathlib import Path
@@ -16,6 +14,7 @@ from relax_sdk.errors import ConfigError, RelaxError, RunError
 from relax_sdk.runtime import Job, Observer
 from relax_server.journal import open_journal
 from relax_server.models.catalog import resolve_model
+from relax_server.roles import shared_memory
 from relax_server.roles.fleet import EngineFleet
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import (
@@ -71,8 +70,8 @@ class Controller:
         self.policy = RoleProcess("policy", job.folder, self.inbox.put_nowait, threads=job.config.training.threads)
         self.rollout = RoleProcess("rollout", job.folder, self.inbox.put_nowait)
         self.model_path: Path = resolve_model(job.config.model, job.config.seed)
-        sweep_shared_memory()
-        self.weights_root = Path(tempfile.mkdtemp(prefix=f"relax-{os.getpid()}-", dir=shared_memory()))
+        shared_memory.sweep()
+        self.weights_root = shared_memory.create()
         self.features = self.weights_root / "features"
         self.features.mkdir()
         self.restarts = Restarts(f"relax train --resume {job.folder}")
@@ -93,6 +92,8 @@ class Controller:
         self.stats: dict[str, Any] = {}
         self.stats_at = time.monotonic()
         self.batch_at: float | None = None
+        self.awaits_devices = False
+        """Colocate: the trainer has its batch and waits for the engines' memory."""
         self.evaluating: set[int] = set()
         self.stop_requested = asyncio.Event()
         self.has_eval = False
@@ -111,7 +112,7 @@ class Controller:
         try:
             self.journal = open_journal(self.layout.journal)
         except BaseException:
-            shutil.rmtree(self.weights_root, ignore_errors=True)
+            shared_memory.remove(self.weights_root)
             raise
         self.outputs: Outputs | None = None
         health: asyncio.Task[None] | None = None
@@ -183,7 +184,7 @@ class Controller:
     async def shut_down(self) -> None:
         """Stop every process and leave nothing behind."""
         await asyncio.gather(self.rollout.stop(), self.policy.stop(), self.engines.stop(), return_exceptions=True)
-        shutil.rmtree(self.weights_root, ignore_errors=True)
+        shared_memory.remove(self.weights_root)
         if self.outputs is not None:
             self.outputs.close()
         self.journal.close()
@@ -262,6 +263,7 @@ class Controller:
         if isinstance(message, BatchTaken):
             self.batch_at = time.monotonic()
             if self.config.mode == "colocate":
+                self.batch_at, self.awaits_devices = None, True
                 await self.free_devices()
         elif isinstance(message, StepDone):
             await self.step_done(message)
@@ -270,6 +272,7 @@ class Controller:
             await self.count_dropped()
         elif isinstance(message, Evaluated):
             self.evaluated(message)
+            await self.free_devices()
         elif isinstance(message, Warn):
             self.observer.warn(message.text)
         elif isinstance(message, Failed):
@@ -301,9 +304,6 @@ class Controller:
         every = self.config.eval.every
         if self.has_eval and every and self.step % every == 0 and self.step < self.config.steps:
             self.ask_evaluation(self.step)
-            if self.config.mode == "colocate":  # nothing may be in flight when the engines give their memory back
-                while self.step in self.evaluating:
-                    await self.handle(await self.next_event())
 
     async def count_dropped(self, tell: bool = True) -> None:
         """Look up how many groups were too old at their lease; the rollout may start others in their place.
@@ -369,9 +369,12 @@ class Controller:
         return time.perf_counter() - began
 
     async def free_devices(self) -> None:
-        """Colocate: the engines give their memory back, then the trainer goes on."""
-        await self.engines.release()
-        self.policy.send(Continue())
+        """Colocate: once nothing is being generated, the engines give their memory back and the trainer goes on."""
+        if self.awaits_devices and not self.evaluating:
+            self.awaits_devices = False
+            await self.engines.release()
+            self.batch_at = time.monotonic()
+            self.policy.send(Continue())
 
     # ------------------------------------------------------------------------------------------------------------ processes
 
@@ -417,27 +420,10 @@ class Controller:
                 self.rollout.send(Evaluate(step, "eval", self.config.eval.limit))
 
     async def restart_policy(self) -> None:
-        self.batch_at = None
+        self.batch_at, self.awaits_devices = None, False
         await self.start_policy((self.layout.checkpoints() or [None])[-1])
         ready = await self.expect(PolicyReady)
         self.step, self.weights = ready.step, ready.weights
         await self.load_weights()
         self.rollout.send(Published(self.step, self.consumed, self.dropped))
         self.policy.send(Stop() if self.stop_requested.is_set() else Train())
-
-
-def sweep_shared_memory() -> None:
-    """Remove what runs have left behind whose processes were all killed at once."""
-    for folder in Path(shared_memory() or tempfile.gettempdir()).glob("relax-*-*"):
-        pid = folder.name.split("-")[1]
-        try:
-            mine = folder.stat().st_uid == os.getuid()
-        except OSError:
-            continue
-        if mine and pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def shared_memory() -> str | None:
-    """Where weights are handed over: shared memory where the machine has it."""
-    return "/dev/shm" if os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK) else None

@@ -114,7 +114,7 @@ class EngineFleet:
     async def release(self) -> None:
         """Colocate: the engines give their memory back until the next `load`."""
         for slot in self._slots:
-            await slot.client.pause("retract")
+            await slot.client.pause("abort")  # all that can be in flight is a call that nobody waits for any more
             await slot.client.release_memory()
             slot.released = True
 

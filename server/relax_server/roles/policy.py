@@ -37,8 +37,8 @@ RENEW_SECONDS = 300.0
 POLL_SECONDS = 0.25
 """How long one wait for groups lasts before control messages are looked at."""
 
-CONTINUE_SECONDS = 300.0
-"""How long the controller may take to free the devices in colocate mode."""
+CONTINUE_SECONDS = 1500.0
+"""How long the controller may take to free the devices in colocate mode, an evaluation included; the lease outlives it."""
 
 
 def run_policy(channel: Channel, inbox: queue.SimpleQueue[Any], first: StartPolicy) -> None:
@@ -114,6 +114,7 @@ class PolicyRole:
         """Write the weights of the current step to shared memory."""
         folder = self.start.weights / f"v{self.policy.step}"
         with self.timeline.span("publish", version=self.policy.step):
+            folder.mkdir(exist_ok=True)  # not its parents: they are gone once nobody needs them
             self.policy.export_weights(folder)
         return folder
 

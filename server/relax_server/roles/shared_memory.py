@@ -1,0 +1,56 @@
+"""The folder in shared memory through which a run's processes exchange weights and media features."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+REMOVE_SECONDS = 5.0
+"""To remove a folder into which processes that are about to end may still write."""
+
+
+def root() -> Path:
+    """Shared memory, or the temporary folder where the machine has none."""
+    usable = os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK)
+    return Path("/dev/shm" if usable else tempfile.gettempdir())
+
+
+def create() -> Path:
+    """A folder that only this user can read; its name tells `sweep` which process it belongs to.
+
+    Raises:
+        OSError: no room.
+    """
+    return Path(tempfile.mkdtemp(prefix=f"relax-{os.getpid()}-", dir=root()))
+
+
+def remove(folder: Path) -> None:
+    """Remove it, also from under a process that is still writing: under another name first, so that writes fail."""
+    gone = folder.with_name(f"{folder.name}-gone-{os.getpid()}")
+    end = time.monotonic() + REMOVE_SECONDS
+    while time.monotonic() < end:
+        try:
+            folder.rename(gone)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(gone, ignore_errors=True)
+        if not folder.exists() and not gone.exists():
+            return
+        time.sleep(0.05)
+
+
+def sweep() -> None:
+    """Remove what runs have left behind whose processes were all killed at once."""
+    for folder in root().glob("relax-*-*"):
+        pid = folder.name.split("-")[1]
+        try:
+            mine = folder.stat().st_uid == os.getuid()
+        except OSError:
+            continue
+        if mine and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
