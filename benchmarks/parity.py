@@ -32,7 +32,7 @@ from relax_sdk.trajectory import Trajectory
 CONTENTS = {"text": "", "image": "i", "audio": "a", "video": "v", "mixed": "iav"}
 
 
-def sharpen(folder: Path, seed: int, scale: float = 6.0) -> Path:
+def sharpen(folder: Path, seed: int, scale: float = 1.4) -> Path:
     """The tiny model with larger weights: at its random start all tokens are about equally likely, and nothing could differ."""
     import shutil
 

@@ -29,9 +29,9 @@ _LETTER: dict[str, Any] = {
 """The answer is one letter, so one token is sampled. An end-of-turn token after it would be trained on too: nothing is to be
 learnt about it, but the reward pulls at it all the time, and the letter is learnt several times later."""
 
-register("tone-v0", "relax_envs.tone:ToneEnv", tasks="relax_envs.tone:tasks", defaults={**_LETTER, "steps": 150})
-register("colour-v0", "relax_envs.colour:ColourEnv", tasks="relax_envs.colour:tasks", defaults={**_LETTER, "steps": 150})
-_WATCH: dict[str, Any] = {**_LETTER, "optimizer": {"lr": 7e-4}, "steps": 250}
+register("tone-v0", "relax_envs.tone:ToneEnv", tasks="relax_envs.tone:tasks", defaults={**_LETTER, "steps": 100})
+register("colour-v0", "relax_envs.colour:ColourEnv", tasks="relax_envs.colour:tasks", defaults={**_LETTER, "steps": 120})
+_WATCH: dict[str, Any] = {**_LETTER, "optimizer": {"lr": 7e-4}, "steps": 150}
 """What moves is learnt less steadily than what is heard or seen: at 1e-3 it is forgotten again for a while."""
 
 register("motion-v0", "relax_envs.motion:MotionEnv", tasks="relax_envs.motion:tasks", defaults=_WATCH)
@@ -46,10 +46,10 @@ register(
     "relax_envs.omni_quiz:OmniQuizEnv",
     tasks="relax_envs.omni_quiz:tasks",
     defaults={
-        **_LETTER,
+        **_WATCH,
         "rollout": {"groups_per_step": 8, "group_size": 8, "max_turns": 3},
         "algorithm": {**_HOLD, "credit": "turn", "gamma": 0.0},
-        "steps": 500,
+        "steps": 250,
     },
 )
 _TOOL: dict[str, Any] = {

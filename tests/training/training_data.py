@@ -148,19 +148,19 @@ def small_model(folder: Path, kind: str, **values: Any) -> Path:
     config = getattr(transformers, f"{kind}Config")(**(TINY | values))
     torch.manual_seed(0)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).float()
-    enlarge(model)
+    enlarge(model, factor=3)
     model.save_pretrained(folder)
     return folder
 
 
-def enlarge(model: Any) -> None:
+def enlarge(model: Any, factor: float) -> None:
     """Norms that are not 1, biases that are not 0 and larger matrices."""
     import torch
 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.mul_(3)
+                parameter.mul_(factor)
             elif "norm" in name and name.endswith("weight"):
                 parameter.uniform_(0.5, 1.5)
             else:
@@ -168,7 +168,7 @@ def enlarge(model: Any) -> None:
 
 
 def large_omni(folder: Path) -> Path:
-    """relax/tiny-omni with enlarged weights."""
+    """relax/tiny-omni, whose matrices are large enough, with norms and biases that are not those of a new model."""
     import shutil
 
     import torch
@@ -178,7 +178,7 @@ def large_omni(folder: Path) -> Path:
     shutil.copytree(source, folder, dirs_exist_ok=True)
     torch.manual_seed(0)
     model = transformers.Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(source)
-    enlarge(model)
+    enlarge(model, factor=1)
     model.save_pretrained(folder)
     return folder
 
