@@ -48,8 +48,8 @@ register(
     defaults={
         **_WATCH,
         "rollout": {"groups_per_step": 8, "group_size": 8, "max_turns": 3},
-        "algorithm": {**_HOLD, "credit": "turn", "gamma": 0.0},
-        "steps": 250,
+        "algorithm": {**_HOLD, "credit": "turn", "gamma": 0.0, "kl_coef": 0.06},
+        "steps": 400,
     },
 )
 _TOOL: dict[str, Any] = {

@@ -127,12 +127,14 @@ class HttpEngine:
         """
         try:
             meta = answer["meta_info"]
-            ids = answer["output_ids"]
-            rows = meta["output_token_logprobs"]
-            finish = meta["finish_reason"]
-            prompt_ids = answer["prompt_token_ids"]
-        except (KeyError, TypeError) as error:
+            ids, rows, prompt_ids = answer["output_ids"], meta["output_token_logprobs"], answer["prompt_token_ids"]
+            finish_reason = (meta["finish_reason"] or {"type": ""})["type"]
+        except KeyError as error:
             raise self._wrong(f"the field {error} is missing") from error
+        except TypeError as error:
+            raise self._wrong(f"it is not of the form that SGLang has ({error})") from error
+        if not (_token_ids(ids) and _token_ids(prompt_ids) and isinstance(rows, list) and all(map(_logprob_row, rows))):
+            raise self._wrong("its tokens or logprobs are not of the form that SGLang has")
         logprobs = [row[0] for row in rows]
         if [row[1] for row in rows] != ids:
             raise self._wrong(f"{len(rows)} logprobs that do not belong to its {len(ids)} tokens")
@@ -146,11 +148,11 @@ class HttpEngine:
             response_ids=ids,
             logprobs=logprobs,
             weight_versions=self._versions(meta, len(ids)),
-            finish_reason=finish["type"] if finish else "",
+            finish_reason=finish_reason,
             cached_tokens=meta.get("cached_tokens") or 0,
             meta={k: v for k, v in meta.items() if k not in _BULKY},
         )
-        if request.return_routed_experts and finish and generation.finish_reason != "abort":
+        if request.return_routed_experts and finish_reason not in ("", "abort"):
             self._read_routes(meta, generation)
         return generation
 
@@ -290,6 +292,14 @@ class HttpEngine:
 
 _JSON = {"Content-Type": "application/json"}
 _BULKY = frozenset({"output_token_logprobs", "input_token_logprobs", "routed_experts"})
+
+
+def _token_ids(value: Any) -> bool:
+    return isinstance(value, list) and set(map(type, value)) <= {int}
+
+
+def _logprob_row(value: Any) -> bool:
+    return isinstance(value, list) and len(value) >= 2
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
