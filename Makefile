@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install train test lint bench docs clean
+.PHONY: install train test lint chaos clean
 
 install: $(STAMP)
 
@@ -32,6 +32,10 @@ test: $(STAMP)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python && $(BIN)/lint-imports
+
+# Kills every process of runs at random moments, 20 times each, and counts what was lost: about an hour.
+chaos: $(STAMP)
+	@$(BIN)/python -m benchmarks.chaos
 
 clean:
 	rm -rf $(VENV) build dist
