@@ -1,0 +1,86 @@
+"""Where does a step's time go, and how close is it to what its halves need?
+
+    python -m benchmarks.step [--envs tone-v0] [--steps 60] [--times 5]
+
+Every environment is trained with `mode="colocate"`, where the two halves take turns, so that the trainer's wait is what
+generating a batch takes and the rest is what training and publishing take, each with the machine to itself; and with
+`mode="async"`, where they overlap. *Efficiency* is the longer of the two halves over the asynchronous step. `tone-v0` is also
+trained by `benchmarks.plain_loop`, a single process without an engine or a journal. The kinds of run alternate; figures are
+medians over the repetitions of medians over the steps, the first quarter of the steps left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import relax_sdk as relax
+from benchmarks.report import save
+
+PLAIN = "tone-v0"
+"""The environment that the plain loop can play too."""
+
+
+def train(env: str, mode: Any, steps: int, seed: int, folder: Path) -> dict[str, float]:
+    """Seconds of a step and its parts, and samples a second."""
+    settings: dict[str, Any] = {"warmup": {"steps": 10}, "eval": {"every": 0, "limit": 8}}
+    settings |= {"training": {"checkpoint_every": 10 * steps}}
+    run = relax.Trainer(env, mode=mode, seed=seed, folder=folder, **settings).fit(steps=steps, progress=False)
+    rows = run.metrics[steps // 4 :]
+    figures = {key: statistics.median(row[f"seconds_{key}"] for row in rows) for key in ("wait", "train", "publish")}
+    between = (rows[-1]["time"] - rows[0]["time"]) / (len(rows) - 1)
+    return figures | {"step": between, "n": statistics.mean(row["n_samples"] for row in rows)}
+
+
+def plain(steps: int) -> float:
+    """Seconds of a step of the plain loop, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.plain_loop", "--env", PLAIN, "--steps", str(steps)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])["mean"]
+
+
+def one(env: str, steps: int, seed: int) -> dict[str, float]:
+    """All kinds of run of one environment, once."""
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        alone = plain(steps) if env == PLAIN else float("nan")
+        turns = train(env, "colocate", steps, seed, root / "colocate")
+        overlapped = train(env, "async", steps, seed, root / "async")
+    learn = turns["train"] + turns["publish"]
+    return {
+        "generate": turns["wait"],
+        "train": turns["train"],
+        "publish": turns["publish"],
+        "colocate step": turns["step"],
+        "async step": overlapped["step"],
+        "of it wait": overlapped["wait"] / overlapped["step"],
+        "efficiency": max(turns["wait"], learn) / overlapped["step"],
+        "colocate / async": turns["step"] / overlapped["step"],
+        "samples/s": overlapped["n"] / overlapped["step"],
+        "plain step": alone,
+        "plain / async": alone / overlapped["step"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--envs", nargs="+", default=["tone-v0", "omni-quiz-v0", "higher-lower-v0"])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--times", type=int, default=5)
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for env in args.envs:
+        seen = [one(env, args.steps, seed) for seed in range(args.times)]
+        middle: dict[str, Any] = {key: statistics.median(s[key] for s in seen) for key in seen[0]}
+        rows.append({"env": env, "times": args.times} | {k: None if v != v else v for k, v in middle.items()})
+        save("step", rows, bars={"efficiency": 0.9, "plain / async": 0.5, "wait": "< 0.05 where training is the longer half"})
+
+
+if __name__ == "__main__":
+    main()
