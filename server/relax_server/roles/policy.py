@@ -14,6 +14,7 @@ from relax_sdk.media import MediaRef, MediaStore
 from relax_sdk.trajectory import Group, Trajectory
 from relax_server.bus.base import Batch
 from relax_server.bus.local import LocalBus
+from relax_server.garbage import settle
 from relax_server.journal import open_journal
 from relax_server.roles.channel import Channel
 from relax_server.roles.layout import RunLayout
@@ -123,6 +124,7 @@ class PolicyRole:
     def train(self) -> None:
         """Train to the last step, or until a `Stop`."""
         config = self.start.config
+        settle()
         while self.policy.step < config.steps:
             began = time.perf_counter()
             with self.timeline.span("wait", step=self.policy.step + 1):

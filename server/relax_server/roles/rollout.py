@@ -16,6 +16,7 @@ from relax_sdk.media import MediaStore
 from relax_sdk.run import Evaluation
 from relax_server.engines.coalesce import CoalescingEngine
 from relax_server.engines.http import HttpEngine
+from relax_server.garbage import settle
 from relax_server.journal import open_journal
 from relax_server.models.processor import Processor
 from relax_server.roles.channel import Channel
@@ -112,6 +113,7 @@ class RolloutRole:
     async def handle(self, message: Any) -> None:
         """Act on one message; anything long becomes a task."""
         if isinstance(message, Begin):
+            settle()
             self.worker.update(version=message.version, consumed=message.consumed, dropped=message.dropped)
             self.spawn(self.worker.run())
         elif isinstance(message, Published):

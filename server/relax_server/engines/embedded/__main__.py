@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -95,6 +94,7 @@ async def _serve(arguments: argparse.Namespace, path: Path, listener: socket.soc
     from relax_server.engines.embedded.prompts import PromptBuilder
     from relax_server.engines.embedded.scheduler import Scheduler, SchedulerConfig
     from relax_server.engines.embedded.server import EngineServer
+    from relax_server.garbage import settle
     from relax_server.models.processor import Processor
     from relax_server.timeline import Timeline
 
@@ -123,8 +123,7 @@ async def _serve(arguments: argparse.Namespace, path: Path, listener: socket.soc
     web_runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     await web_runner.setup()
     await web.SockSite(web_runner, listener).start()
-    gc.collect()
-    gc.freeze()  # else a full collection walks all of transformers' objects, 0.3 s in the middle of a step
+    settle()
     _announce(f"http://{HOST}:{listener.getsockname()[1]}", arguments.ready_file)
     await stop.wait()
     await server.close()
