@@ -27,7 +27,7 @@ class Targets:
     advantage: Tensor
     """float32 [n]."""
     recomputed: Tensor | None = None
-    """float32 [n], the trainer's logprobs before the update."""
+    """float32 [n], the trainer's logprobs before the first update of several; with only one they are those of its own forward."""
     reference: Tensor | None = None
     """float32 [n], of the frozen reference."""
     banned: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
@@ -60,8 +60,8 @@ def policy_objective(config: AlgorithmConfig) -> Callable[[Tensor, Forest, Targe
         logprobs = dist.of(row, targets.token[entry])
         engine = targets.engine[entry]
         old, weight = engine, torch.ones_like(engine)
-        if targets.recomputed is not None:
-            old = targets.recomputed[entry]
+        if config.old_logprobs == "recompute":
+            old = logprobs.detach() if targets.recomputed is None else targets.recomputed[entry]
             weight = algorithms.truncated_importance_weights(old, engine, config.tis_clip)
         policy = algorithms.clipped_policy_loss(logprobs, old, targets.advantage[entry], config.clip_low, config.clip_high)
         loss = (weight * policy.loss).sum()

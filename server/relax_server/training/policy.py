@@ -278,7 +278,7 @@ class Policy:
     def _before(self, parts: Sequence[Sequence[Forest]], targets: Targets) -> Targets:
         """Targets with what has to be computed before the first update: own and reference logprobs."""
         mine = [forest for forests in parts for forest in self._mine(forests)]
-        if self.algorithm.old_logprobs == "recompute":
+        if self.algorithm.old_logprobs == "recompute" and len(parts) > 1:
             targets = dataclasses.replace(targets, recomputed=self._forward(mine, targets))
         if self._reference:
             self._swap_reference()
