@@ -11,8 +11,8 @@ YOUNG = 20_000
 def settle() -> None:
     """Leave everything that is there by now out of later collections; to be called once a process has started.
 
-    Torch and transformers are some million objects. A full collection walks all of them, which takes 0.3 s, and happens wherever
-    many objects are made: in the middle of a step.
+    A full collection walks all objects of torch and transformers, which takes 0.3 s, and happens where many objects are made:
+    in the middle of a step.
     """
     gc.collect()
     gc.freeze()

@@ -27,7 +27,7 @@ class Targets:
     advantage: Tensor
     """float32 [n]."""
     recomputed: Tensor | None = None
-    """float32 [n], the trainer's logprobs before the first update of several; with only one they are those of its own forward."""
+    """float32 [n], the trainer's logprobs before the first of several updates; a single one has them from its own forward."""
     reference: Tensor | None = None
     """float32 [n], of the frozen reference."""
     banned: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
