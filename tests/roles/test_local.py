@@ -192,6 +192,28 @@ def test_killing_a_process_loses_nothing(tmp_path, role):
     assert not left_behind()
 
 
+@pytest.mark.parametrize("role", ["policy", "rollout", "engines.embedded"])
+def test_a_process_that_hangs_is_replaced(tmp_path, monkeypatch, role):
+    from relax_server.roles import controller, fleet
+
+    def freeze(step: int) -> None:
+        if step == 2 and not frozen:
+            monkeypatch.setattr(controller, "SILENCE_SECONDS", 4.0)
+            monkeypatch.setattr(controller, "STEP_SECONDS", 6.0)
+            (victim,) = [p for p in psutil.Process().children() if role in " ".join(p.cmdline())]
+            frozen.append(victim.pid)
+            victim.send_signal(signal.SIGSTOP)
+
+    frozen: list[int] = []
+    monkeypatch.setattr(fleet, "MAX_MISSES", 1)
+    watch, run = fit_watched(trainer(tmp_path / "run"), 6, freeze)
+    assert frozen and any("again" in w or "new one" in w or "restarting" in w for w in watch.warnings)
+    assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
+    counts = open_journal(RunLayout(run.folder).journal).counts(run.folder.name)
+    assert counts.acked == 6 * 4 and counts.leased == 0
+    assert not left_behind()
+
+
 def test_an_engine_lost_too_often_ends_the_run(tmp_path, monkeypatch):
     def kill(step: int) -> None:
         for process in psutil.Process().children():

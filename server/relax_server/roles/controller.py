@@ -19,6 +19,7 @@ from relax_server.roles.fleet import EngineFleet
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import (
     BatchTaken,
+    Beat,
     Begin,
     Continue,
     Died,
@@ -91,7 +92,10 @@ class Controller:
         self.metrics: dict[int, dict[str, Any]] = {}
         self.stats: dict[str, Any] = {}
         self.stats_at = time.monotonic()
-        self.batch_at: float | None = None
+        self.policy_at: float | None = None
+        """When the trainer was heard of last, once it trains."""
+        self.policy_waits = False
+        self.looked_at = 0.0
         self.awaits_devices = False
         """Colocate: the trainer has its batch and waits for the engines' memory."""
         self.evaluating: set[int] = set()
@@ -159,6 +163,7 @@ class Controller:
         self.dropped = self.journal.counts(self.run_name).stale
         self.rollout.send(Begin(self.step, self.consumed, self.dropped))
         self.policy.send(Train())
+        self.heard_of_policy()
         self.observer.stage("waiting for the first groups" if self.step == 0 else f"going on at step {self.step}")
         while True:
             message = await self.next_event()
@@ -217,21 +222,28 @@ class Controller:
     async def next_event(self) -> Any:
         """The next message; deaths and hangs are turned into restarts here."""
         while True:
+            if self.inbox.empty() and time.monotonic() - self.looked_at > 1.0:  # what is in it may be what we miss
+                self.look_for_hangs()
             try:
                 return await asyncio.wait_for(self.inbox.get(), 1.0)
             except TimeoutError:
-                await self.look_for_hangs()
+                continue
 
-    async def look_for_hangs(self) -> None:
-        now = time.monotonic()
+    def look_for_hangs(self) -> None:
+        """Kill a role that was not heard of for too long; its end is then an event like any other."""
+        now = self.looked_at = time.monotonic()
         if now - self.stats_at > SILENCE_SECONDS and self.rollout.alive():
             self.observer.warn(f"the rollout process said nothing for {SILENCE_SECONDS:.0f} s; restarting it")
             self.stats_at = now
             self.rollout.kill()
-        if self.batch_at is not None and now - self.batch_at > STEP_SECONDS and self.policy.alive():
-            self.observer.warn(f"a training step took over {STEP_SECONDS:.0f} s; restarting the trainer")
-            self.batch_at = None
+        limit = SILENCE_SECONDS if self.policy_waits else STEP_SECONDS
+        if self.policy_at is not None and now - self.policy_at > limit and self.policy.alive():
+            self.observer.warn(f"the trainer said nothing for {limit:.0f} s; restarting it")
+            self.policy_at = None
             self.policy.kill()
+
+    def heard_of_policy(self, waits: bool = False) -> None:
+        self.policy_at, self.policy_waits = time.monotonic(), waits
 
     async def expect(self, kind: type[M], seconds: float = START_SECONDS) -> M:
         """Wait for one kind of message during the start; others are kept for later or handled as failures.
@@ -260,11 +272,11 @@ class Controller:
 
     async def handle(self, message: Any) -> None:
         """React to one event."""
-        if isinstance(message, BatchTaken):
-            self.batch_at = time.monotonic()
-            if self.config.mode == "colocate":
-                self.batch_at, self.awaits_devices = None, True
-                await self.free_devices()
+        if isinstance(message, (Beat, BatchTaken, StepDone, Saved)):
+            self.heard_of_policy(waits=isinstance(message, Beat) and message.waiting)
+        if isinstance(message, BatchTaken) and self.config.mode == "colocate":
+            self.awaits_devices = True
+            await self.free_devices()
         elif isinstance(message, StepDone):
             await self.step_done(message)
         elif isinstance(message, RolloutStats):
@@ -290,7 +302,6 @@ class Controller:
 
     async def step_done(self, message: StepDone) -> None:
         """New weights are out: load them, tell the rollout, write the figures."""
-        self.batch_at = None
         self.step, self.weights = message.step, message.weights
         pause = await self.load_weights()
         await self.count_dropped(tell=False)
@@ -373,7 +384,6 @@ class Controller:
         if self.awaits_devices and not self.evaluating:
             self.awaits_devices = False
             await self.engines.release()
-            self.batch_at = time.monotonic()
             self.policy.send(Continue())
 
     # ------------------------------------------------------------------------------------------------------------ processes
@@ -420,10 +430,11 @@ class Controller:
                 self.rollout.send(Evaluate(step, "eval", self.config.eval.limit))
 
     async def restart_policy(self) -> None:
-        self.batch_at, self.awaits_devices = None, False
+        self.policy_at, self.awaits_devices = None, False
         await self.start_policy((self.layout.checkpoints() or [None])[-1])
         ready = await self.expect(PolicyReady)
         self.step, self.weights = ready.step, ready.weights
         await self.load_weights()
         self.rollout.send(Published(self.step, self.consumed, self.dropped))
         self.policy.send(Stop() if self.stop_requested.is_set() else Train())
+        self.heard_of_policy()

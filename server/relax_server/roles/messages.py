@@ -191,6 +191,13 @@ class PolicyReady:
 
 
 @dataclass(frozen=True)
+class Beat:
+    """The trainer is well; sent about once a second while it waits for groups or devices, and when it goes on."""
+
+    waiting: bool
+
+
+@dataclass(frozen=True)
 class BatchTaken:
     """A batch is leased and its step begins."""
 

@@ -20,6 +20,7 @@ from relax_server.roles.channel import Channel
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import (
     BatchTaken,
+    Beat,
     Continue,
     PolicyReady,
     Saved,
@@ -35,6 +36,7 @@ from relax_server.training.policy import Policy
 CONSUMER = "policy"
 LEASE_SECONDS = 1800.0
 RENEW_SECONDS = 300.0
+BEAT_SECONDS = 1.0
 POLL_SECONDS = 0.25
 """How long one wait for groups lasts before control messages are looked at."""
 
@@ -79,7 +81,7 @@ class PolicyRole:
         )
         self.unsaved: list[str] = []
         """Groups trained on since the last checkpoint."""
-        self._renewed = time.monotonic()
+        self._renewed = self._beat = time.monotonic()
         self.timeline = Timeline(self.layout.timeline, "policy")
 
     def media(self, ref: MediaRef) -> bytes:
@@ -152,8 +154,15 @@ class PolicyRole:
             return None
         return Batch(batch.groups, batch.version, batch.staleness, batch.dropped + dropped, batch.waited + waited, batch.ready)
 
+    def beat(self) -> None:
+        """Tell the controller that this process waits and is well, about once a second."""
+        if time.monotonic() - self._beat > BEAT_SECONDS:
+            self.channel.send(Beat(waiting=True))
+            self._beat = time.monotonic()
+
     def stopped(self) -> bool:
         """Whether a `Stop` is waiting."""
+        self.beat()
         if time.monotonic() - self._renewed > RENEW_SECONDS:
             self.bus.renew()
             self._renewed = time.monotonic()
@@ -164,11 +173,16 @@ class PolicyRole:
 
     def wait_for_devices(self) -> bool:
         """In colocate mode: wait until the engines have given their memory back; False on a `Stop`."""
-        try:
-            message = self.inbox.get(timeout=CONTINUE_SECONDS)
-        except queue.Empty:
-            raise TrainingError(f"the controller did not free the devices within {CONTINUE_SECONDS:.0f} s") from None
-        return isinstance(message, Continue)
+        end = time.monotonic() + CONTINUE_SECONDS
+        while time.monotonic() < end:
+            self.beat()
+            try:
+                message = self.inbox.get(timeout=POLL_SECONDS)
+            except queue.Empty:
+                continue
+            self.channel.send(Beat(waiting=False))
+            return isinstance(message, Continue)
+        raise TrainingError(f"the controller did not free the devices within {CONTINUE_SECONDS:.0f} s")
 
     def one_step(self, batch: Batch, began: float) -> StepDone:
         """Train on one batch and put the new weights out."""
