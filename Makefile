@@ -33,7 +33,7 @@ test: $(STAMP)
 lint: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python && $(BIN)/lint-imports
 
-# Kills every process of runs at random moments, 20 times each, and counts what was lost: about an hour.
+# Kills every process of runs at random moments, 20 times each, and counts what was lost. It takes long.
 chaos: $(STAMP)
 	@$(BIN)/python -m benchmarks.chaos
 

@@ -36,7 +36,7 @@ class WrongEngine:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if self.hang:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()  # until the client is gone or the server ends
         if self.cut:
             response = web.StreamResponse(headers={"Content-Length": "1000"})
             await response.prepare(request)

@@ -28,7 +28,10 @@ def create() -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove it, also from under a process that is still writing: under another name first, so that writes fail."""
+    """Remove it, also from under a process that is still writing: under another name first, so that writes fail.
+
+    What is still there after `REMOVE_SECONDS` is left to the `sweep` of the next run.
+    """
     gone = folder.with_name(f"{folder.name}-gone-{os.getpid()}")
     end = time.monotonic() + REMOVE_SECONDS
     while time.monotonic() < end:
