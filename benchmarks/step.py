@@ -6,7 +6,7 @@ Every environment is trained with `mode="colocate"`, where the two halves take t
 generating a batch takes and the rest is what training and publishing take, each with the machine to itself; and with
 `mode="async"`, where they overlap. *Efficiency* is the longer of the two halves over the asynchronous step. `tone-v0` is also
 trained by `benchmarks.plain_loop`, a single process without an engine or a journal. The kinds of run alternate, the first
-quarter of the steps is left out, and figures are medians over the repetitions: of the median part of a step, and of the mean step.
+quarter of the steps is left out, and figures are medians over the repetitions: of a part's median, and of the mean step.
 """
 
 from __future__ import annotations
