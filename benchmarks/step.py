@@ -5,7 +5,8 @@
 Every environment is trained with `mode="colocate"`, where the two halves take turns, so that the trainer's wait is what
 generating a batch takes and the rest is what training and publishing take, each with the machine to itself; and with
 `mode="async"`, where they overlap. *Efficiency* is the longer of the two halves over the asynchronous step. `tone-v0` is also
-trained by `benchmarks.plain_loop`, a single process without an engine or a journal. The kinds of run alternate, the first
+trained by `benchmarks.plain_loop`, a single process without an engine or a journal; that loop has no KL term, whose reference
+is a forward more, and is compared with asynchronous training without one. The kinds of run alternate, the first
 quarter of the steps is left out, and figures are medians over the repetitions: of a part's median, and of the mean step.
 """
 
@@ -29,10 +30,10 @@ LIMIT = 600.0
 """Seconds for a run of the plain loop."""
 
 
-def train(env: str, mode: Any, steps: int, seed: int, folder: Path) -> dict[str, float]:
-    """Seconds of a step and its parts, and samples a second."""
+def train(env: str, mode: Any, steps: int, seed: int, folder: Path, **more: Any) -> dict[str, float]:
+    """Seconds of a step and its parts, and samples a second; `more` are settings."""
     settings: dict[str, Any] = {"warmup": {"steps": 10}, "eval": {"every": 0, "limit": 8}}
-    settings |= {"training": {"checkpoint_every": 10 * steps}}
+    settings |= {"training": {"checkpoint_every": 10 * steps}} | more
     run = relax.Trainer(env, mode=mode, seed=seed, folder=folder, **settings).fit(steps=steps, progress=False)
     rows = run.metrics[steps // 4 :]
     figures = {key: statistics.median(row[f"seconds_{key}"] for row in rows) for key in ("wait", "train", "publish")}
@@ -52,7 +53,10 @@ def one(env: str, steps: int, seed: int) -> dict[str, float | None]:
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         print(f"{env}: repetition {seed + 1}, {steps} steps of each kind of run", flush=True)
-        alone = plain(steps) if env == PLAIN else None
+        alone = bare = None
+        if env == PLAIN:
+            alone = plain(steps)
+            bare = train(env, "async", steps, seed, root / "bare", algorithm={"kl_coef": 0.0})["step"]
         turns = train(env, "colocate", steps, seed, root / "colocate")
         overlapped = train(env, "async", steps, seed, root / "async")
     learn = turns["train"] + turns["publish"]
@@ -67,7 +71,8 @@ def one(env: str, steps: int, seed: int) -> dict[str, float | None]:
         "colocate / async": turns["step"] / overlapped["step"],
         "samples/s": overlapped["n"] / overlapped["step"],
         "plain step": alone,
-        "plain / async": None if alone is None else alone / overlapped["step"],
+        "async step without KL": bare,
+        "plain / async": None if alone is None or bare is None else alone / bare,
     }
 
 

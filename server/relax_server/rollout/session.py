@@ -109,6 +109,7 @@ class EpisodeSession:
             self.timings["reset"] += time.monotonic() - started
         self.messages = list(messages)
         self._enter(State.RUNNING)
+        self._enter = _told  # a reference back to the episode would leave both to the garbage collector
         return messages
 
     async def generate(self, messages: Sequence[Message]) -> AssistantMessage:
@@ -362,6 +363,10 @@ class EpisodeSession:
             return error
         self.failure = named_error(self.where(stage), error, kind)
         return self.failure
+
+
+def _told(state: State) -> None:
+    """Nobody is told of a state after `running` by the session."""
 
 
 def named_error(where: str, error: BaseException, kind: type[EpisodeError] = EnvError) -> RelaxError:
