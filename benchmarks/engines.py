@@ -1,0 +1,165 @@
+"""Tokens a second of the embedded engine, beside real SGLang on the same machine in the same run.
+
+    python -m benchmarks.engines [--sglang .venv-sglang/bin/python] [--models relax/smollm2-135m relax/tiny-omni] [--times 5]
+
+Closed loop: so many requests are always under way, each 32 new tokens with logprobs, sampled at temperature 1, no end-of-turn
+token heeded, different prompts. Both engines are up with one thread each and take turns, so that what else the machine does
+falls on both; figures are medians of tokens a second. Without `--sglang` (`make .venv-sglang` builds its environment)
+only ours is measured. SGLang serves `relax/smollm2-135m` only, as its shim here is for text models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from relax_server.engines.process import EngineProcess
+from relax_server.models.catalog import SMOLLM2, resolve_model
+from relax_server.models.processor import Processor
+
+from benchmarks.report import save
+
+SHIM = Path(__file__).parent / "peers" / "sglang_cpu"
+TOKENS, CONCURRENT = 32, (1, 8, 32)
+LEAST = 4
+"""Requests in a measurement, at least."""
+DTYPES = {SMOLLM2: "bfloat16"}
+LIMIT = 300.0
+"""Seconds for a start or a request."""
+
+
+class SGLang:
+    """Real SGLang 0.5.23 in its own environment."""
+
+    def __init__(self, python: Path, model: Path, log: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url, self.log = f"http://127.0.0.1:{port}", log
+        flags = "--device cpu --attention-backend torch_native --sampling-backend pytorch --disable-cuda-graph"
+        flags += " --disable-overlap-schedule --dtype bfloat16 --mem-fraction-static 0.5 --max-total-tokens 65536"
+        flags += " --max-running-requests 32 --context-length 2048 --skip-server-warmup --sleep-on-idle"
+        self.command = [str(python), "-m", "sglang.launch_server", "--model-path", str(model), *flags.split()]
+        self.command += ["--host", "127.0.0.1", "--port", str(port)]
+        more = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SHIM)}
+        self.environment = os.environ | more
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it and wait until it is well.
+
+        Raises:
+            RuntimeError: it ended, or was not ready in time.
+        """
+        with self.log.open("wb") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.command, stdout=log, stderr=log, env=self.environment, start_new_session=True
+            )
+        end = time.monotonic() + LIMIT
+        async with aiohttp.ClientSession() as session:
+            while time.monotonic() < end and self.process.returncode is None:
+                try:
+                    async with session.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(5)) as answer:
+                        if answer.status == 200:
+                            return
+                except (aiohttp.ClientError, TimeoutError):
+                    pass
+                await asyncio.sleep(0.5)
+        await self.stop()
+        raise RuntimeError(f"SGLang was not ready: {self.log.read_text(errors='replace')[-3000:]}")
+
+    async def stop(self) -> None:
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            await asyncio.wait_for(self.process.wait(), 30)
+
+
+async def measure(url: str, prompts: list[list[int]], concurrent: int) -> tuple[float, float]:
+    """Tokens and requests a second."""
+    n, gate = max(concurrent, LEAST), asyncio.Semaphore(concurrent)
+    sampling = {"max_new_tokens": TOKENS, "temperature": 1.0, "ignore_eos": True}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT)) as session:
+
+        async def one(ids: list[int]) -> int:
+            body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
+            async with gate, session.post(f"{url}/generate", json=body) as answer:
+                answer.raise_for_status()
+                meta = (await answer.json())["meta_info"]
+            if len(meta["output_token_logprobs"]) != TOKENS:
+                raise RuntimeError(f"{url}: {len(meta['output_token_logprobs'])} logprobs for {TOKENS} tokens")
+            return meta["completion_tokens"]
+
+        began = time.perf_counter()
+        tokens = sum(await asyncio.gather(*(one(ids) for ids in prompts[:n])))
+    seconds = time.perf_counter() - began
+    return tokens / seconds, n / seconds
+
+
+async def compare(model: str, sglang: Path | None, times: int, folder: Path) -> list[dict[str, Any]]:
+    """All engines with one model, taking turns."""
+    path = resolve_model(model)
+    processor = Processor.load(path)
+    ours = EngineProcess(path, folder / "embedded.log", dtype=DTYPES.get(model, "float32"))
+    print(f"{model}: starting the engines …", flush=True)
+    await ours.start()
+    urls, other = {"embedded": ours.url}, None
+    try:
+        if sglang is not None and model == SMOLLM2:
+            other = SGLang(sglang, path, folder / "sglang.log")
+            await other.start()
+            urls["SGLang 0.5.23"] = other.url
+        numbers = itertools.count()
+
+        def prompts() -> list[list[int]]:
+            texts = (f"Write a short story number {next(numbers)} about a robot." for _ in range(max(CONCURRENT)))
+            return [processor.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+
+        seen: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        for url in urls.values():
+            await measure(url, prompts(), 8)
+        for repetition in range(times):
+            for concurrent, (name, url) in itertools.product(CONCURRENT, urls.items()):
+                seen.setdefault((name, concurrent), []).append(await measure(url, prompts(), concurrent))
+            print(f"{model}: repetition {repetition + 1} of {times} done", flush=True)
+    finally:
+        await ours.stop()
+        if other is not None:
+            await other.stop()
+    rows = []
+    for concurrent in CONCURRENT:
+        own = statistics.median(tokens for tokens, _ in seen["embedded", concurrent])
+        for name in urls:
+            tokens, requests = (statistics.median(values) for values in zip(*seen[name, concurrent], strict=True))
+            spread = [f"{pick(t for t, _ in seen[name, concurrent]):.0f}" for pick in (min, max)]
+            row = {"model": model, "engine": name, "concurrent": concurrent, "tokens/s": tokens, "range": " … ".join(spread)}
+            rows.append(row | {"requests/s": requests, "embedded / it": own / tokens})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sglang", type=Path, help="python of an environment with SGLang 0.5.23")
+    parser.add_argument("--models", nargs="+", default=[SMOLLM2, "relax/tiny-omni"])
+    parser.add_argument("--times", type=int, default=5)
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for model in args.models:
+        with tempfile.TemporaryDirectory() as folder:
+            rows += asyncio.run(compare(model, args.sglang, args.times, Path(folder)))
+        save("engines", rows, bars={"embedded / SGLang": 1.0})
+
+
+if __name__ == "__main__":
+    main()
