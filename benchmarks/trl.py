@@ -92,7 +92,7 @@ class Work:
 
 
 WORK = {
-    "letters": Work(Letters, 16, 16, 4, False, 120, 5e-4, "float32", 10),
+    "letters": Work(Letters, 16, 16, 4, False, 160, 5e-4, "float32", 10),
     "stories": Work(Stories, 4, 4, 32, True, 6, 1e-6, "bfloat16", 0),
 }
 

@@ -165,6 +165,12 @@ def _speed(rows: Sequence[dict[str, Any]], spans: Spans) -> list[Finding]:
         findings.append(
             Finding("note", f"publishing weights takes {publish:.0%} of a step", "see that /dev/shm has room for them twice")
         )
+    computed, packed = (sum(row.get(f"{name}_tokens", 0.0) for row in rows) for name in ("forest", "packed"))
+    if packed:
+        way = f"of {packed:.0f} tokens to train on, {computed:.0f} were computed"
+        shared = _mean(rows, "shared")
+        how = "prefixes were shared" if shared > 0.5 else "packed one after the other, as sharing prefixes would save little"
+        findings.append(Finding("ok", f"{way} ({how})"))
     return findings
 
 

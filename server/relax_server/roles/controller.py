@@ -298,7 +298,7 @@ class Controller:
         if isinstance(message, Failed):
             raise RunError(f"{message.text} (logs: {self.job.folder / 'logs'})")
         tail = (self.policy if message.role == "policy" else self.rollout).log_tail()
-        raise RunError(f"the {message.role} process ended (exit code {message.returncode}); end of {message.log}:\n{tail}")
+        raise RunError(f"the {message.role} process ended ({message.how}); end of {message.log}:\n{tail}")
 
     async def step_done(self, message: StepDone) -> None:
         """New weights are out: load them, tell the rollout, write the figures."""
@@ -418,8 +418,8 @@ class Controller:
     async def restart(self, message: Died) -> None:
         """Start a role again that died; the journal makes sure that nothing is lost or trained twice."""
         process = self.policy if message.role == "policy" else self.rollout
-        self.restarts.count(message.role, f"end of {message.log}:\n{process.log_tail()}")
-        self.observer.warn(f"the {message.role} process ended (exit code {message.returncode}); starting it again")
+        self.restarts.count(message.role, f"the last time {message.how}; end of {message.log}:\n{process.log_tail()}")
+        self.observer.warn(f"the {message.role} process ended ({message.how}); starting it again")
         if message.role == "policy":
             await self.restart_policy()
         else:

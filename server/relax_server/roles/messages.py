@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -235,3 +236,11 @@ class Died:
     generation: int
     returncode: int | None
     log: Path
+
+    @property
+    def how(self) -> str:
+        """How it ended, in words."""
+        if self.returncode is None or self.returncode >= 0:
+            return f"exit code {self.returncode}"
+        name = signal.Signals(-self.returncode).name
+        return f"killed by {name}" + (", as the kernel does when memory runs out" if name == "SIGKILL" else "")

@@ -16,6 +16,10 @@ import numpy as np
 from relax_server.models.processor import MediaFeatures
 from relax_server.training.batch import MEDIA_SPAN, Batch
 
+LEAST_SAVED = 0.1
+"""Share of the tokens that sharing must save, or samples are packed one after the other: many small blocks of attention then
+cost more than the tokens are worth (`benchmarks.forest`)."""
+
 
 @dataclass(frozen=True)
 class Forest:
@@ -54,7 +58,7 @@ def pack(batch: Batch, budget: int, share: bool = True, only: Sequence[int] | No
     Args:
         batch: all samples of the step.
         budget: tokens per forest.
-        share: compute a shared prefix once; without it each sample is a tree of its own.
+        share: compute a shared prefix once, if that saves enough; without it each sample is a tree of its own.
         only: indices of the samples to pack; None is all.
 
     Returns:
@@ -64,16 +68,19 @@ def pack(batch: Batch, budget: int, share: bool = True, only: Sequence[int] | No
     if not order:
         return []
     views = [batch.keys[a : a + n] for a, n in zip(batch.start[:-1].tolist(), batch.n_inputs.tolist(), strict=True)]
+    plain, lengths = order, batch.n_inputs.tolist()
     if share:
         big = batch.keys.astype(">i8").tobytes()  # bytes in this order compare as the numbers do
-        starts, n_inputs = batch.start.tolist(), batch.n_inputs.tolist()
-        order.sort(key=lambda i: big[8 * starts[i] : 8 * (starts[i] + n_inputs[i])])
+        starts = batch.start.tolist()
+        order = sorted(order, key=lambda i: big[8 * starts[i] : 8 * (starts[i] + lengths[i])])
     shared = [0] * len(order)
     if share:
         for j in range(1, len(order)):
             shared[j] = _common(views[order[j - 1]], views[order[j]])
+        if sum(shared) < LEAST_SAVED * sum(lengths[i] for i in order):
+            order, shared = plain, [0] * len(order)
     trained = np.searchsorted(batch.trained.sample, np.arange(len(batch) + 1))
-    bins = _bins([len(views[i]) for i in order], shared, budget)
+    bins = _bins([lengths[i] for i in order], shared, budget)
     return [_forest(batch, order[a:b], [0, *shared[a + 1 : b]], trained) for a, b in bins]
 
 

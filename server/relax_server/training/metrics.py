@@ -35,7 +35,8 @@ class StepMetrics:
     | `staleness_mean`, `staleness_max` | version of the step minus version of each token |
     | `n_groups`, `n_samples`, `n_response_tokens` | size of the batch |
     | `forest_tokens`, `forests` | tokens computed, and in how many micro-batches |
-    | `padded_tokens`, `shared` | tokens of a padded rectangle instead; 1 if prefixes were shared |
+    | `padded_tokens`, `packed_tokens` | tokens of a padded rectangle instead; of samples packed one after the other |
+    | `shared` | 1 if prefixes were shared, 0 if sharing was off or would have saved too little |
     | `updates` | optimizer steps taken |
     | `seconds_…` | plan, features, logprobs, forward_backward, optimizer, total |
     """
@@ -61,8 +62,9 @@ class StepMetrics:
             self._seconds[stage] += time.perf_counter() - began
             self.spans.append((stage, at, time.time()))
 
-    def describe(self, rollouts: Rollouts, batch: Batch, parts: Sequence[Sequence[Forest]], version: int, shared: bool) -> None:
+    def describe(self, rollouts: Rollouts, batch: Batch, parts: Sequence[Sequence[Forest]], version: int) -> None:
         """What is known before anything is computed."""
+        computed, packed = sum(len(forest) for forests in parts for forest in forests), int(batch.n_inputs.sum())
         staleness = version - batch.trained.version
         self.values |= {
             "reward": rollouts.reward,
@@ -73,10 +75,11 @@ class StepMetrics:
             "n_groups": len(set(rollouts.group)),
             "n_samples": len(batch),
             "n_response_tokens": len(batch.trained),
-            "forest_tokens": sum(len(forest) for forests in parts for forest in forests),
+            "forest_tokens": computed,
             "forests": sum(map(len, parts)),
             "padded_tokens": batch.padded_tokens,
-            "shared": int(shared),
+            "packed_tokens": packed,
+            "shared": int(computed < packed),
             "updates": len(parts),
         }
 

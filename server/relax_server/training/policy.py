@@ -135,7 +135,7 @@ class Policy:
             routes = [sample_routes(t, s) for t, s in pairs] if self.training.replay_routes else []
             batch = make_batch(rollouts.samples, self.processor, features, routes)
             parts = [self._pack(batch, part) for part in rollouts.split(self.algorithm.updates_per_batch)]
-        metrics.describe(rollouts, batch, parts, version, self.training.share_prompts)
+        metrics.describe(rollouts, batch, parts, version)
         targets = self._targets(batch, token_advantages(rollouts, batch.trained))
         with metrics.seconds("logprobs"):
             targets = self._before(parts, targets)
