@@ -117,9 +117,9 @@ def make_groups(prompt: int, response: tuple[int, int], n: int, pad: bool) -> li
     """Random groups; with `pad` every answer is as long as the longest."""
     rng, made = np.random.default_rng(0), list[Group]()
     for g in range(n):
-        question = rng.integers(5, 200, prompt).tolist()
+        question = rng.integers(32, 200, prompt).tolist()
         lengths = [response[1] if pad else int(length) for length in rng.integers(response[0], response[1] + 1, GROUP)]
-        trajectories = [trajectory(g, i, question, rng.integers(5, 200, length).tolist()) for i, length in enumerate(lengths)]
+        trajectories = [trajectory(g, i, question, rng.integers(32, 200, length).tolist()) for i, length in enumerate(lengths)]
         made.append(Group(str(g), "bench-v0", g, trajectories))
     return made
 

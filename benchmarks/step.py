@@ -23,6 +23,7 @@ from typing import Any
 
 import relax_sdk as relax
 from benchmarks.report import save
+from relax_sdk.spans import read_spans
 
 PLAIN = "tone-v0"
 """The environment that the plain loop can play too."""
@@ -31,14 +32,17 @@ LIMIT = 600.0
 
 
 def train(env: str, mode: Any, steps: int, seed: int, folder: Path, **more: Any) -> dict[str, float]:
-    """Seconds of a step and its parts, and samples a second; `more` are settings."""
+    """Seconds of a step, of its parts and of the pause for new weights, and samples a step; `more` are settings."""
     settings: dict[str, Any] = {"warmup": {"steps": 10}, "eval": {"every": 0, "limit": 8}}
     settings |= {"training": {"checkpoint_every": 10 * steps}} | more
     run = relax.Trainer(env, mode=mode, seed=seed, folder=folder, **settings).fit(steps=steps, progress=False)
     rows = run.metrics[steps // 4 :]
     figures = {key: statistics.median(row[f"seconds_{key}"] for row in rows) for key in ("wait", "train", "publish")}
-    between = (rows[-1]["time"] - rows[0]["time"]) / (len(rows) - 1)
-    return figures | {"step": between, "n": statistics.mean(row["n_samples"] for row in rows)}
+    began, ended = rows[0]["time"], rows[-1]["time"]
+    spans = [e for name, events in read_spans(folder / "timeline").items() if name.startswith("engine-") for e in events]
+    updates = [e for e in spans if e["name"] == "update weights" and began <= e["ts"] / 1e6 < ended]
+    figures["pause"] = sum(e["dur"] for e in updates) / 1e6 / (len(rows) - 1)
+    return figures | {"step": (ended - began) / (len(rows) - 1), "n": statistics.mean(row["n_samples"] for row in rows)}
 
 
 def plain(steps: int) -> float:
@@ -67,6 +71,7 @@ def one(env: str, steps: int, seed: int) -> dict[str, float | None]:
         "colocate step": turns["step"],
         "async step": overlapped["step"],
         "of it wait": overlapped["wait"] / overlapped["step"],
+        "generation paused": overlapped["pause"] / overlapped["step"],
         "efficiency": max(turns["wait"], learn) / overlapped["step"],
         "colocate / async": turns["step"] / overlapped["step"],
         "samples/s": overlapped["n"] / overlapped["step"],
@@ -92,7 +97,16 @@ def main() -> None:
     for env in args.envs:
         seen = [one(env, args.steps, seed) for seed in range(args.times)]
         rows.append({"env": env, "times": args.times} | {key: middle([s[key] for s in seen]) for key in seen[0]})
-        save("step", rows, bars={"efficiency": 0.9, "plain / async": 0.5, "wait": "< 0.05 where training is the longer half"})
+        save(
+            "step",
+            rows,
+            bars={
+                "efficiency": 0.9,
+                "plain / async": 0.5,
+                "generation paused": 0.02,
+                "wait": "< 0.05 where training is the longer half",
+            },
+        )
 
 
 if __name__ == "__main__":
