@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 envs_app = typer.Typer(no_args_is_help=True, help="Environments.")
 app.add_typer(envs_app, name="envs")
 
+COMMANDS = "relax.commands"
 SETTING_HELP = "A setting by its name in RunConfig, e.g. --set rollout.group_size=8; may be repeated."
 
 
@@ -139,9 +141,16 @@ def parse_settings(settings: list[str]) -> dict[str, dict[str, Any]]:
     return out
 
 
+def add_commands() -> None:
+    """Add the commands of installed packages: typer applications in the entry-point group `relax.commands`."""
+    for point in entry_points(group=COMMANDS):
+        app.add_typer(point.load())
+
+
 def main() -> None:
     """Run the command; an expected error is one line and exit code 1."""
     try:
+        add_commands()
         app()
     except RelaxError as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)

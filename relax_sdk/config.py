@@ -31,9 +31,10 @@ def _check_types(owner: object) -> None:
     """
     for name, kind in _hints(type(owner)).items():
         value = getattr(owner, name)
-        if kind == tuple[int, ...]:
-            ok = isinstance(value, Sequence) and all(type(item) is int for item in value)
-            _require(ok, owner, name, "a list of integers")
+        if kind in (tuple[int, ...], tuple[str, ...]):
+            (item_kind, _), words = get_args(kind), isinstance(value, str)
+            ok = isinstance(value, Sequence) and not words and all(type(item) is item_kind for item in value)
+            _require(ok, owner, name, "a list of integers" if item_kind is int else "a list of texts")
             object.__setattr__(owner, name, tuple(value))
         elif get_origin(kind) is Literal:
             _require(value in get_args(kind), owner, name, ", ".join(map(str, get_args(kind))))
@@ -61,6 +62,8 @@ class SamplingParams:
     """-1: all tokens."""
     stop_token_ids: tuple[int, ...] = ()
     """In addition to the model's end-of-turn token."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response; their tokens are part of it."""
     ignore_eos: bool = False
     sampling_seed: int | None = None
 
@@ -70,6 +73,7 @@ class SamplingParams:
         _require(self.temperature >= 0, self, "temperature", "0 (greedy) or more")
         _require(0 < self.top_p <= 1, self, "top_p", "above 0, at most 1")
         _require(self.top_k == -1 or self.top_k >= 1, self, "top_k", "-1 (all) or 1 and more")
+        _require(all(self.stop), self, "stop", "texts that are not empty")
 
 
 @dataclass(frozen=True)

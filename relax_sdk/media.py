@@ -320,6 +320,19 @@ class MediaStore:
             raise MediaError(f"not a sha256: {ref.sha256!r}")
         return self.root / ref.sha256[:2] / (ref.sha256 + ref.extension)
 
+    def find(self, sha256: str) -> MediaRef | None:
+        """The reference of a stored item by the hash of its bytes; None: not in this store.
+
+        Raises:
+            MediaError: not a sha256, or the file cannot be read.
+        """
+        folder = self.path(MediaRef(sha256, "", 0)).parent
+        for mime, extension in _EXTENSIONS.items():
+            path = folder / (sha256 + extension)
+            if path.exists():
+                return probe(path.read_bytes(), mime.split("/", 1)[0])  # type: ignore[arg-type]
+        return None
+
     def get(self, ref: MediaRef) -> bytes:
         """The stored bytes.
 

@@ -132,19 +132,16 @@ class Trajectory:
     def samples(self) -> list[Sample]:
         """Training sequences, by strict prefix.
 
-        While each prompt starts with the previous prompt and response, the turns are one sample in which observations
-        carry mask 0 and responses mask 1. Where history was rewritten, a new sample starts.
+        While each prompt starts with an earlier prompt and its response, the turns are one sample in which observations
+        carry mask 0 and responses mask 1. Where history was rewritten, a new sample starts; calls of an agent that leads
+        several conversations at once go each to its own.
         """
         out: list[Sample] = []
         for index, turn in enumerate(self.turns):
             if not turn.response_ids:
                 continue
-            sample = out[-1] if out else None
-            if (
-                sample is None
-                or turn.prompt_ids[: len(sample.ids)] != sample.ids
-                or turn.media[: len(sample.media)] != sample.media
-            ):
+            sample = next((known for known in reversed(out) if _goes_on(turn, known)), None)
+            if sample is None:
                 sample = Sample([], [], [], [], [], [])
                 out.append(sample)
             given = turn.prompt_ids[len(sample.ids) :]
@@ -155,6 +152,11 @@ class Trajectory:
             sample.turn += [-1] * len(given) + [index] * len(turn.response_ids)
             sample.media = list(turn.media)
         return out
+
+
+def _goes_on(turn: Turn, sample: Sample) -> bool:
+    """Whether a turn's prompt starts with all of a sample."""
+    return turn.prompt_ids[: len(sample.ids)] == sample.ids and turn.media[: len(sample.media)] == sample.media
 
 
 @dataclass

@@ -65,7 +65,7 @@ def call(recorder: TokenRecorder, messages: list[Message], ids: list[int], **cha
     generation = Generation(seen, list(ids), [-0.5 * (i + 1) for i in range(len(ids))], spans, "stop")
     generation = dataclasses.replace(generation, **changes)
     made = recorder.record(prompt, generation, [m.ref for m in prompt.media], "scripted://a", 0.0)
-    return recorder.answer(prompt, made)
+    return recorder.answer(plan, prompt, made)
 
 
 def trajectory(recorder: TokenRecorder) -> Trajectory:

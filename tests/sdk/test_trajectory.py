@@ -104,6 +104,14 @@ def test_a_response_changed_on_its_way_into_the_next_prompt_is_another_history()
     assert len(trajectory(turn([1], [2, 3]), turn([1, 2], [5])).samples()) == 2, "a shorter prompt too"
 
 
+def test_conversations_led_at_once_are_a_sample_each() -> None:
+    one, other = turn([1], [2, 3]), turn([7], [8])
+    more, rest = turn([1, 2, 3, 4], [5]), turn([7, 8, 9], [6])
+    samples = trajectory(one, other, more, rest).samples()
+    assert [s.ids for s in samples] == [[1, 2, 3, 4, 5], [7, 8, 9, 6]]
+    assert [s.turn for s in samples] == [[-1, 0, 0, -1, 2], [-1, 1, -1, 3]]
+
+
 def test_a_turn_without_tokens_is_left_out() -> None:
     (sample,) = trajectory(turn([1], []), turn([1], [2]), turn([1, 2, 3], [])).samples()
     assert sample.ids == [1, 2] and sample.turn == [-1, 1]

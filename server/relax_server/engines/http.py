@@ -94,6 +94,8 @@ class HttpEngine:
             "skip_special_tokens": False,
             "n": request.n,
         }
+        if s.stop:
+            sampling["stop"] = list(s.stop)
         if s.stop_token_ids:
             sampling["stop_token_ids"] = list(s.stop_token_ids)
         if s.sampling_seed is not None:

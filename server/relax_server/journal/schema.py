@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from sqlalchemy import JSON, BigInteger, Column, Double, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+)
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest revision in `migrations/versions`."""
 
 
@@ -96,4 +109,48 @@ state = Table(
     Column("run", String, ForeignKey("runs.id"), primary_key=True),
     Column("key", String, primary_key=True),
     Column("value", JSON),
+)
+
+# ------------------------------------------------------------------------------------------- of the rollout service
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("hash", String, nullable=False, unique=True),  # SHA-256 of the key, which is random and long
+    Column("name", String, nullable=False),
+    Column("rights", JSON, nullable=False),
+    Column("episodes", BigInteger, nullable=False),  # at once
+    Column("tokens_per_minute", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("key", String, nullable=False),  # whose it is
+    Column("idempotency_key", String),
+    Column("request", JSON, nullable=False),
+    Column("state", String, nullable=False),
+    Column("counts", JSON, nullable=False),
+    Column("error", String),
+    Column("created_at", Double, nullable=False),
+    Column("ended_at", Double),
+    UniqueConstraint("key", "idempotency_key"),
+    Index(None, "state"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("seq", _sequence, primary_key=True, autoincrement=True),
+    Column("topic", String, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("data", JSON, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Index(None, "topic", "seq"),
+    sqlite_autoincrement=True,
 )

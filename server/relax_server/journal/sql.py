@@ -75,7 +75,7 @@ class SqlJournal:
         for group in groups:
             _check(group, split)
         payloads, now = [pack(group) for group in groups], self._clock()
-        with self._write("commit " + ", ".join(f"group {group.id!r}" for group in groups[:3])) as connection:
+        with self.writing("commit " + ", ".join(f"group {group.id!r}" for group in groups[:3])) as connection:
             self._add_run(connection, run, now)
             new = [_insert(connection, g, p, run, split, now) for g, p in zip(groups, payloads, strict=True)]
         self._known_runs.add(run)
@@ -87,15 +87,15 @@ class SqlJournal:
             given = f"lease(n={n}, max_staleness={max_staleness}, ttl={ttl})"
             raise ConfigError(f"{given}; allowed: n 1 or more, max_staleness 0 or more, ttl above 0 seconds")
         claim = leases.Claim(run, consumer, self._session, self._clock(), version - max_staleness)
-        with self._read("lease groups") as connection:
+        with self.reading("lease groups") as connection:
             if not leases.anything_to_do(connection, claim, n):
                 return LeaseResult([], 0)
-        with self._write("lease groups") as connection:
+        with self.writing("lease groups") as connection:
             rows, dropped = leases.take(connection, claim, n, ttl)
         try:
             leased = [Lease(unpack(row.data, row.id), row.version_min, claim.now + ttl) for row in rows]
         except JournalError:
-            with self._write("give back leases") as connection:
+            with self.writing("give back leases") as connection:
                 leases.give_back(connection, [row.id for row in rows], consumer)
             raise
         return LeaseResult(leased, dropped)
@@ -104,17 +104,17 @@ class SqlJournal:
         """See `Journal.renew`."""
         if not 0 < ttl < math.inf:
             raise ConfigError(f"renew(ttl={ttl}); allowed: above 0 seconds")
-        with self._write("renew leases") as connection:
+        with self.writing("renew leases") as connection:
             return leases.renew(connection, run, consumer, self._session, self._clock(), ttl)
 
     def ack(self, group_ids: Sequence[str], run: str, consumer: str, checkpoint: int) -> int:
         """See `Journal.ack`."""
-        with self._write("ack groups") as connection:
+        with self.writing("ack groups") as connection:
             return leases.ack(connection, group_ids, run, consumer, checkpoint)
 
     def restore(self, run: str, consumer: str, checkpoint: int) -> int:
         """See `Journal.restore`."""
-        with self._write("restore groups") as connection:
+        with self.writing("restore groups") as connection:
             return leases.restore(connection, run, consumer, checkpoint)
 
     def put_state(self, run: str, key: str, value: Any) -> None:
@@ -127,7 +127,7 @@ class SqlJournal:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise JournalError(f"state {key!r} of run {run!r} must be JSON: {error}") from error
-        with self._write(f"keep state {key!r}") as connection:
+        with self.writing(f"keep state {key!r}") as connection:
             self._add_run(connection, run, self._clock())
             place = (state.c.run == run) & (state.c.key == key)
             if connection.execute(update(state).where(place).values(value=value)).rowcount == 0:
@@ -138,7 +138,7 @@ class SqlJournal:
 
     def counts(self, run: str) -> JournalCounts:
         """See `Journal.counts`."""
-        with self._read("count groups") as connection:
+        with self.reading("count groups") as connection:
             found = leases.count(connection, run, self._clock())
         found.pop(GroupState.RECORDED, None)
         return JournalCounts(**{str(state): number for state, number in found.items()})
@@ -146,21 +146,21 @@ class SqlJournal:
     def task_indices(self, run: str) -> list[int]:
         """See `Journal.task_indices`."""
         query = select(groups.c.task_index).distinct().where(groups.c.run == run, groups.c.split == TRAIN)
-        with self._read("list task indices") as connection:
+        with self.reading("list task indices") as connection:
             return list(connection.scalars(query.order_by(groups.c.task_index)))
 
     def groups(self, run: str, split: str = TRAIN, limit: int = 100, newest_first: bool = True) -> list[Group]:
         """See `Journal.groups`."""
         query = _GROUP_DATA.where(groups.c.run == run, groups.c.split == split)
         query = query.order_by(groups.c.seq.desc() if newest_first else groups.c.seq).limit(limit)
-        with self._read("read groups") as connection:
+        with self.reading("read groups") as connection:
             rows = connection.execute(query).all()
         return [unpack(row.data, row.id) for row in rows]
 
     def trajectory(self, id: str) -> Trajectory:
         """See `Journal.trajectory`."""
         query = _GROUP_DATA.join(trajectories, trajectories.c.group_id == groups.c.id)
-        with self._read(f"read trajectory {id!r}") as connection:
+        with self.reading(f"read trajectory {id!r}") as connection:
             row = connection.execute(query.where(trajectories.c.id == id)).first()
         if row is None:
             raise JournalError(f"journal {self.path} has no trajectory {id!r}")
@@ -173,12 +173,12 @@ class SqlJournal:
         if split is not None:
             query = query.where(trajectories.c.split == split)
         query = query.order_by(trajectories.c.seq.desc()).limit(limit).offset(offset)
-        with self._read("list trajectories") as connection:
+        with self.reading("list trajectories") as connection:
             return [TrajectoryRow(**row) for row in connection.execute(query).mappings()]
 
     def get_state(self, run: str, key: str) -> Any:
         """See `Journal.get_state`."""
-        with self._read(f"read state {key!r}") as connection:
+        with self.reading(f"read state {key!r}") as connection:
             return connection.scalar(select(state.c.value).where(state.c.run == run, state.c.key == key))
 
     def close(self) -> None:
@@ -193,12 +193,14 @@ class SqlJournal:
             connection.execute(insert(runs).values(id=run, created_at=now))
 
     @contextmanager
-    def _read(self, doing: str) -> Iterator[Connection]:
+    def reading(self, doing: str) -> Iterator[Connection]:
+        """A transaction that reads; errors say what it was doing."""
         with self._explained(doing), self.engine.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
-    def _write(self, doing: str) -> Iterator[Connection]:
+    def writing(self, doing: str) -> Iterator[Connection]:
+        """A transaction that writes, committed at the end of the block; errors say what it was doing."""
         with (
             self._explained(doing),
             self._writing,

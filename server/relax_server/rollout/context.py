@@ -67,6 +67,8 @@ class RolloutContext:
     """Set while model calls may be sent."""
     routed_experts: bool = False
     """Ask the engine for the experts it chose."""
+    observes: bool = True
+    """Whether an episode must begin with an observation; not so where the agent has a world of its own."""
     tally: Tally = field(default_factory=Tally)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """Episodes in flight, and environments being closed."""
@@ -111,9 +113,15 @@ class EpisodeTask:
         """Of the trajectory."""
         return f"{self.group_id}/{self.group_index}"
 
-    def sampling_at(self, turn: int, room: int) -> SamplingParams:
-        """Sampling of a 0-based turn that has room for `room` tokens; with a sampling seed, every turn gets its own."""
-        sampling = self.sampling
+    def sampling_at(self, turn: int, room: int, own: SamplingParams | None = None) -> SamplingParams:
+        """Sampling of a 0-based turn that has room for `room` tokens; with a sampling seed, every turn gets its own.
+
+        Args:
+            turn: its number.
+            room: tokens that may follow the prompt.
+            own: in place of the episode's sampling.
+        """
+        sampling = own if own is not None else self.sampling
         if room < sampling.max_new_tokens:
             sampling = replace(sampling, max_new_tokens=room)
         if sampling.sampling_seed is not None:

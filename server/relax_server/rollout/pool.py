@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,33 @@ from relax_server.engines.base import Engine, GenerateRequest, Generation
 FIRST_PROBE, SLOWEST_PROBE = 0.1, 5.0
 """Seconds before an engine that failed is asked again; doubled each time up to the second."""
 ABORT_TIMEOUT = 5.0
+
+
+class Listener:
+    """Hears of an answer as it grows, each time of all of it so far.
+
+    Args:
+        on_partial: called with it.
+    """
+
+    def __init__(self, on_partial: Callable[[Generation], None]) -> None:
+        self._on_partial = on_partial
+        self.heard = False
+        """Whether there was anything yet."""
+
+    def __call__(self, partial: Generation) -> None:
+        self.heard = True
+        self._on_partial(partial)
+
+
+async def _streamed(engine: Engine, request: GenerateRequest, timeout: float, listener: Listener) -> Generation:
+    """The last, whole state of a streamed answer."""
+    answer: Generation | None = None
+    async for answer in engine.stream(request, timeout):
+        listener(answer)
+    if answer is None:
+        raise EngineUnavailable(f"{engine.url}: the stream ended before the answer began")
+    return answer
 
 
 @dataclass
@@ -97,15 +124,19 @@ class EnginePool:
         """All engines, those that are down included."""
         return [member.engine for member in self._members.values()]
 
-    async def generate(self, request: GenerateRequest, timeout: float, key: str) -> tuple[Generation, str]:
+    async def generate(
+        self, request: GenerateRequest, timeout: float, key: str, listener: Listener | None = None
+    ) -> tuple[Generation, str]:
         """One answer, from the engine that `key` prefers or else the least loaded.
 
-        An engine that cannot be reached is left out until it answers again, and the call goes to another one.
+        An engine that cannot be reached is left out until it answers again, and the call goes to another one; not so once
+        `listener` has heard something, as that cannot be taken back.
 
         Args:
             request: ids and media; `n` is 1.
             timeout: seconds for everything, waiting for an engine included.
             key: calls of one key prefer one engine, for its prefix cache.
+            listener: hears of the answer as it grows.
 
         Returns:
             The answer and the URL of the engine that gave it.
@@ -114,6 +145,7 @@ class EnginePool:
             EpisodeTimeout: no answer in time.
             EngineError: the engine refused the request.
             EngineAborted: the request was aborted from outside.
+            EngineUnavailable: the engine was lost in the middle of an answer that `listener` has heard of.
         """
         deadline = asyncio.get_running_loop().time() + timeout
         member: Member | None = None
@@ -125,10 +157,12 @@ class EnginePool:
                     member = await self._choose(key)
                     try:
                         left = max(deadline - asyncio.get_running_loop().time(), 1e-3)
-                        return await self._call(member, request, left), member.engine.url
+                        return await self._call(member, request, left, listener), member.engine.url
                     except EngineUnavailable as error:
                         failure = f"{member.engine.url}: {error}"
                         self._down(member, str(error))
+                        if listener is not None and listener.heard:
+                            raise
         except TimeoutError as error:
             if isinstance(error, EpisodeTimeout):
                 raise
@@ -188,12 +222,15 @@ class EnginePool:
 
     # ------------------------------------------------------------------------------------------------------ calling
 
-    async def _call(self, member: Member, request: GenerateRequest, timeout: float) -> Generation:
+    async def _call(self, member: Member, request: GenerateRequest, timeout: float, listener: Listener | None) -> Generation:
         member.running += 1
         try:
-            answers = await member.engine.generate(request, timeout)
+            if listener is None:
+                answer = (await member.engine.generate(request, timeout))[0]
+            else:
+                answer = await _streamed(member.engine, request, timeout, listener)
             member.answered += 1
-            return answers[0]
+            return answer
         finally:
             member.running -= 1
             if member.running == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from relax_sdk.trajectory import Turn, token_versions
 from relax_server.engines.base import Generation
 from relax_server.models.processor import MediaFeatures
 from relax_server.rollout.rendering import Piece, Renderer
+
+Shown = Callable[[AssistantMessage, Turn], AssistantMessage]
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Plan:
     base_expanded: list[int]
     base_media: list[Media]
     piece: Piece | None
+    tools: Sequence[dict[str, Any]] = ()
+    tools_key: str = ""
 
     @property
     def new_media(self) -> list[Media]:
@@ -54,6 +58,7 @@ class _Call:
     response: Message
     turn: Turn
     closed: bool
+    tools_key: str
 
 
 class TokenRecorder:
@@ -77,13 +82,20 @@ class TokenRecorder:
         self.turns: list[Turn] = []
         self._calls: list[_Call] = []
 
-    def plan(self, messages: Sequence[Message]) -> Plan:
+    def plan(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None, tools_key: str = "") -> Plan:
         """Find out what is recorded of a conversation, and render the rest.
+
+        Args:
+            messages: the conversation.
+            tools: that the policy is offered in this call; default: the episode's.
+            tools_key: names `tools` in the renderer's cache; what was recorded with other tools is not gone on from.
 
         Raises:
             EpisodeError: there is nothing to answer.
             TokenError: the template or the model does not take these messages.
         """
+        if tools is None:
+            tools, tools_key = self.tools, self.tools_key
         messages = list(messages)
         if not messages:
             raise EpisodeError("no messages to answer")
@@ -92,19 +104,17 @@ class TokenRecorder:
                 "nothing follows the policy's last message: the environment must return an observation or end the episode"
             )
         for call in reversed(self._calls):
+            if call.tools_key != tools_key:
+                continue
             known = [*call.prompt.messages, call.response]
             if len(messages) > len(known) and _begins_with(messages, known):
                 piece = self.renderer.append(messages[len(known) :], call.closed)
-                return Plan(
-                    messages,
-                    call.prompt.ids + call.turn.response_ids,
-                    call.turn.prompt_ids + call.turn.response_ids,
-                    call.prompt.media,
-                    piece,
-                )
+                ids = call.prompt.ids + call.turn.response_ids
+                expanded = call.turn.prompt_ids + call.turn.response_ids
+                return Plan(messages, ids, expanded, call.prompt.media, piece, tools, tools_key)
             if len(messages) == len(known) - 1 and _begins_with(messages, call.prompt.messages):
-                return Plan(messages, call.prompt.ids, call.turn.prompt_ids, call.prompt.media, None)
-        return Plan(messages, [], [], [], self.renderer.prompt(messages, self.tools, self.tools_key))
+                return Plan(messages, call.prompt.ids, call.turn.prompt_ids, call.prompt.media, None, tools, tools_key)
+        return Plan(messages, [], [], [], self.renderer.prompt(messages, tools, tools_key), tools, tools_key)
 
     def prompt(self, plan: Plan, features: Sequence[MediaFeatures]) -> Prompt:
         """The ids of a planned prompt.
@@ -155,11 +165,20 @@ class TokenRecorder:
         self.turns.append(turn)
         return turn
 
-    def answer(self, prompt: Prompt, turn: Turn) -> AssistantMessage:
-        """The recorded turn as a message; a conversation that goes on from it reuses its tokens."""
-        message = self.processor.parse(turn.response_ids, turn.finish_reason, self.tools)
+    def answer(self, plan: Plan, prompt: Prompt, turn: Turn, shown: Shown | None = None) -> AssistantMessage:
+        """The recorded turn as a message; a conversation that goes on from it reuses its tokens.
+
+        Args:
+            plan: of the call.
+            prompt: that was sent.
+            turn: from `record`.
+            shown: makes of the message what the agent is shown, and will send back; default: the message itself.
+        """
+        message = self.processor.parse(turn.response_ids, turn.finish_reason, plan.tools)
+        if shown is not None:
+            message = shown(message, turn)
         closed = bool(turn.response_ids) and turn.response_ids[-1] in self.processor.eos_ids
-        self._calls.append(_Call(prompt, message, turn, closed))
+        self._calls.append(_Call(prompt, message, turn, closed, plan.tools_key))
         return message
 
     def _check_prompt(self, prompt: Prompt, seen: list[int]) -> None:

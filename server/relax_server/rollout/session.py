@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import itertools
 import time
 import traceback
 from collections import defaultdict
@@ -24,8 +25,10 @@ from relax_sdk.session import EpisodeOver, StepOutcome
 from relax_sdk.tools import call_tools
 from relax_sdk.trajectory import Turn
 from relax_server.engines.base import GenerateRequest
+from relax_server.rollout.calls import Answer, CallOptions
 from relax_server.rollout.context import EpisodeTask, RolloutContext
 from relax_server.rollout.media import PreparedMedia
+from relax_server.rollout.pool import Listener
 from relax_server.rollout.recorder import Prompt, TokenRecorder
 from relax_server.rollout.validation import check_flag, check_reset, check_reward, check_step
 
@@ -70,6 +73,7 @@ class EpisodeSession:
         self._waiting: dict[object, Callable[[], float]] = {}
         self._enter = enter
         self._media: dict[str, PreparedMedia] = {}
+        self._calls = itertools.count()
 
     # ----------------------------------------------------------------------------------------------------- protocol
 
@@ -96,7 +100,7 @@ class EpisodeSession:
         started = time.monotonic()
         try:
             result = await self._begin()
-            messages, info = check_reset(result)
+            messages, info = check_reset(result, self.context.observes)
             self.outcome = StepOutcome(info=info)
             await self._take_media(messages)
             prompt = self._environment.system_prompt
@@ -114,13 +118,34 @@ class EpisodeSession:
 
     async def generate(self, messages: Sequence[Message]) -> AssistantMessage:
         """See `Session.generate`."""
+        try:
+            return (await self.call(messages)).message
+        except EpisodeOver:
+            raise
+        except BaseException as error:
+            if error is self.failure:
+                raise
+            raise self._fail("generate", error, EpisodeError) from error
+
+    async def call(self, messages: Sequence[Message], options: CallOptions | None = None) -> Answer:
+        """Ask the policy, with all that an agent may ask for; several calls may be under way at once.
+
+        An error here is not the episode's: the agent may mend its request, or call again.
+
+        Raises:
+            EpisodeOver: the episode's limit on turns or tokens is reached.
+            EpisodeError: the episode is over, or there is nothing to answer.
+            TokenError, MediaError: the messages do not fit the model.
+            EngineError, EpisodeTimeout: no answer could be had.
+        """
         await self._require_open()
+        options = options or CallOptions()
         recorder, config = self._recorder, self.context.config
         if len(recorder.turns) >= config.max_turns:
             raise self._end(f"the episode has reached max_turns = {config.max_turns}")
         started = time.monotonic()
         try:
-            plan = recorder.plan(messages)
+            plan = recorder.plan(messages, options.tools, options.tools_key)
             prepared = await self._take(plan.new_media)
             prompt = recorder.prompt(plan, [item.features for item in prepared if item.features is not None])
             room = config.max_tokens - len(prompt.expanded)
@@ -128,16 +153,12 @@ class EpisodeSession:
                 raise TokenError(f"the first prompt has {len(prompt.expanded)} tokens; max_tokens is {config.max_tokens}")
             if room < 1:
                 raise self._end(f"the episode has reached max_tokens = {config.max_tokens}")
-            turn = await self._sample(prompt, room)
-            answer = recorder.answer(prompt, turn)
-        except EpisodeOver:
-            raise
-        except BaseException as error:
-            raise self._fail("generate", error, EpisodeError) from error
+            turn = await self._sample(prompt, room, options)
+            message = recorder.answer(plan, prompt, turn, options.shown)
         finally:
             self.timings["generate"] += time.monotonic() - started
-        self.messages = [*prompt.messages, answer]
-        return answer
+        self.messages = [*prompt.messages, message]
+        return Answer(message, turn, prompt)
 
     async def step(self, action: AssistantMessage) -> StepOutcome:
         """See `Session.step`."""
@@ -297,13 +318,14 @@ class EpisodeSession:
 
     # ------------------------------------------------------------------------------------------------------- policy
 
-    async def _sample(self, prompt: Prompt, room: int) -> Turn:
-        """One answer; an answer that was aborted from outside is asked for again."""
+    async def _sample(self, prompt: Prompt, room: int, options: CallOptions) -> Turn:
+        """One answer; an answer that was aborted from outside is asked for again, unless part of it was told already."""
         media = [self._media[item.ref.sha256] for item in prompt.media]
-        number, limit = len(self.turns), self.context.config.turn_timeout
+        number, limit = next(self._calls), self.context.config.turn_timeout
+        listener = Listener(options.on_partial) if options.on_partial is not None else None
         request = GenerateRequest(
             prompt.ids,
-            self.task.sampling_at(number, room),
+            self.task.sampling_at(len(self.turns), room, options.sampling),
             tuple(item.item for item in media),
             return_routed_experts=self.context.routed_experts,
         )
@@ -313,7 +335,9 @@ class EpisodeSession:
             started = time.monotonic()
             rid = f"{self.task.id}/{number}/{self.task.attempt}.{aborts}"
             try:
-                generation, engine = await self.context.pool.generate(replace(request, rid=rid), left, self.task.group_id)
+                generation, engine = await self.context.pool.generate(
+                    replace(request, rid=rid), left, self.task.group_id, listener
+                )
             except EngineAborted:
                 generation, engine = None, ""
             seconds = time.monotonic() - started
@@ -322,7 +346,7 @@ class EpisodeSession:
                 return self._recorder.record(prompt, generation, refs, engine, seconds)
             aborts += 1
             left -= seconds + pause
-            if left <= 0:
+            if left <= 0 or (listener is not None and listener.heard):
                 raise EngineAborted(f"the turn was aborted {aborts} times from outside within {limit:g} s")
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

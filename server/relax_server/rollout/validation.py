@@ -15,8 +15,12 @@ from relax_sdk.session import StepOutcome
 MAX_INFO_DEPTH = 8
 
 
-def check_reset(result: Any) -> tuple[list[Message], dict[str, Any]]:
+def check_reset(result: Any, observes: bool = True) -> tuple[list[Message], dict[str, Any]]:
     """The messages and the info of a reset.
+
+    Args:
+        result: what the environment returned.
+        observes: whether there must be an observation.
 
     Raises:
         EnvError: not `(observation, info)`, or no observation.
@@ -24,7 +28,7 @@ def check_reset(result: Any) -> tuple[list[Message], dict[str, Any]]:
     if not isinstance(result, tuple) or len(result) != 2:
         raise EnvError(f"reset must return (observation, info), got {_shape(result)}")
     messages = as_messages(result[0])
-    if not messages:
+    if not messages and observes:
         raise EnvError("reset returned no observation; the policy needs something to answer")
     return messages, check_info("reset", result[1])
 

@@ -333,7 +333,7 @@ class RolloutWorker:
         finally:
             self.pool.release(key)
         turn = recorder.record(prompt, generation, [item.ref for item in prepared], url, 0.0)
-        return recorder.answer(prompt, turn)
+        return recorder.answer(plan, prompt, turn)
 
     # ------------------------------------------------------------------------------------------------------- display
 

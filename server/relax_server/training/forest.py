@@ -16,7 +16,7 @@ import numpy as np
 from relax_server.models.processor import MediaFeatures
 from relax_server.training.batch import MEDIA_SPAN, Batch
 
-LEAST_SAVED = 0.1
+LEAST_SAVED = 0.05
 """Share of the tokens that sharing must save, or samples are packed one after the other: many small blocks of attention then
 cost more than the tokens are worth (`benchmarks.forest`)."""
 

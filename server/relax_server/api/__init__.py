@@ -1,0 +1,1 @@
+"""The rollout service: environments and recorded episodes over HTTP."""

@@ -1,0 +1,59 @@
+"""Who is calling, and what they may do."""
+
+from __future__ import annotations
+
+from starlette.requests import HTTPConnection
+
+from relax_server.api.core import ServiceCore
+from relax_server.api.errors import ApiError, unknown
+from relax_server.api.keys import Key, Right
+from relax_server.api.sessions import ExternalSession, SessionHub
+
+LOCAL = Key("local", "local", frozenset({"run"}), episodes=1 << 31, tokens_per_minute=1 << 53)
+"""Anybody on this machine, while no key was made. Bringing code takes a key all the same."""
+
+
+def bearer(request: HTTPConnection) -> str:
+    """The key that a request shows; empty if none."""
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    return secret.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+async def caller(request: HTTPConnection, core: ServiceCore, right: Right = "run") -> Key:
+    """The key of a request.
+
+    Raises:
+        ApiError: no key, one that does not work, or one without the right.
+    """
+    secret = bearer(request)
+    key = core.keys.known(secret) if secret else None
+    if key is None and secret and core.locked:
+        key = await core.ask(core.keys.find, secret)
+    if key is None:
+        if core.locked:
+            raise ApiError(401, _wrong(secret), "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        key = LOCAL
+    if not key.may(right):
+        raise ApiError(403, f"key {key.name!r} has no right to {right}; it has {', '.join(sorted(key.rights))}", "forbidden")
+    return key
+
+
+def _wrong(secret: str) -> str:
+    if not secret:
+        return "this service wants a key: send `Authorization: Bearer <key>`"
+    return "this key is unknown, revoked or expired"
+
+
+async def session_of(request: HTTPConnection, core: ServiceCore, hub: SessionHub, id: str) -> ExternalSession:
+    """The session in a request's path, for its own key or its owner's.
+
+    Raises:
+        ApiError: unknown, or not the caller's, which is told in the same words.
+    """
+    session, secret = hub.get(id), bearer(request)
+    if not core.locked or session.opens_with(secret):
+        return session
+    key = await caller(request, core)
+    if key.id != session.key.id and not key.may("admin"):
+        raise unknown("session", id, ": it was never opened, or the service was restarted since; open a new one")
+    return session

@@ -1,0 +1,87 @@
+"""Commands of the service: `relax serve` and `relax keys`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+FOLDER = Path("runs/service")
+
+app = typer.Typer()
+keys_app = typer.Typer(no_args_is_help=True, help="Keys of the rollout service.")
+app.add_typer(keys_app, name="keys")
+
+Folder = Annotated[Path, typer.Option(help="Of the service: journal, media, logs.")]
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Option(help="A built-in name or a Hugging Face folder.")] = "relax/tiny-omni",
+    host: Annotated[str, typer.Option(help="Other machines reach it only at another address than this, and with a key.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8000,
+    folder: Folder = FOLDER,
+    engine: Annotated[list[str] | None, typer.Option(help="URL of an engine that runs; may be repeated.")] = None,
+    journal: Annotated[str | None, typer.Option(help="Database URL; default: a file in the folder.")] = None,
+    threads: Annotated[int, typer.Option(help="Of the engine that is started.")] = 1,
+) -> None:
+    """Run the rollout service: episodes and agents over HTTP."""
+    from relax_server.api.serve import serve as run
+    from relax_server.api.settings import ServiceConfig
+
+    config = ServiceConfig(
+        folder, model=model, engines=tuple(engine or ()), host=host, port=port, journal=journal, threads=threads
+    )
+    run(config)
+
+
+@keys_app.command("add")
+def add_key(
+    name: str,
+    rights: Annotated[str, typer.Option(help="Of run, upload and admin, with commas.")] = "run",
+    episodes: Annotated[int, typer.Option(help="At once.")] = 1024,
+    tokens_per_minute: Annotated[int, typer.Option(help="Generated ones.")] = 10_000_000,
+    days: Annotated[float | None, typer.Option(help="Until it expires; default: never.")] = None,
+    folder: Folder = FOLDER,
+    journal: Annotated[str | None, typer.Option()] = None,
+) -> None:
+    """Make a key; it is shown once."""
+    ring = _ring(folder, journal)
+    lifetime = days * 86_400 if days is not None else None
+    secret, key = ring.create(name, [r.strip() for r in rights.split(",")], episodes, tokens_per_minute, lifetime)
+    typer.echo(f"{key.id}  {name}  {', '.join(sorted(key.rights))}", err=True)
+    typer.echo(secret)
+
+
+@keys_app.command("list")
+def list_keys(folder: Folder = FOLDER, journal: Annotated[str | None, typer.Option()] = None) -> None:
+    """All keys."""
+    for row in _ring(folder, journal).list():
+        expired = row["expires_at"] is not None and row["expires_at"] < time.time()
+        state = "revoked" if row["revoked_at"] else "expired" if expired else "works"
+        limits = f"{row['episodes']} episodes, {row['tokens_per_minute']} tokens/min"
+        typer.echo(f"{row['id']}  {row['name']}  {', '.join(row['rights'])}  {limits}  {state}")
+
+
+@keys_app.command("revoke")
+def revoke_key(id: str, folder: Folder = FOLDER, journal: Annotated[str | None, typer.Option()] = None) -> None:
+    """End a key."""
+    done = _ring(folder, journal).revoke(id)
+    typer.echo(f"{id} is revoked" if done else f"there is no key {id} that works")
+    raise typer.Exit(0 if done else 1)
+
+
+def _ring(folder: Path, journal: str | None):
+    from relax_sdk.errors import ConfigError
+    from relax_server.api.keys import KeyRing
+    from relax_server.journal import open_journal
+    from relax_server.journal.sql import SqlJournal
+
+    opened = open_journal(journal or folder / "journal.db")
+    if not isinstance(opened, SqlJournal):
+        raise ConfigError(f"{journal}: keys need an SQL journal")
+    return KeyRing(opened)

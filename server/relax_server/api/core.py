@@ -1,0 +1,216 @@
+"""What all parts of the service share: engines, journal, media, keys, events, and the environments' contexts."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from relax_sdk.config import RolloutConfig
+from relax_sdk.errors import ConfigError, RegistryError
+from relax_sdk.media import MediaRef, MediaStore
+from relax_sdk.registry import EnvSpec, get_spec, list_envs
+from relax_sdk.session import Agent
+from relax_sdk.tasks import TaskSplit, task_splits
+from relax_sdk.trajectory import Group
+from relax_server.api.errors import unknown
+from relax_server.api.events import EventLog
+from relax_server.api.freeform import FREE
+from relax_server.api.keys import Key, KeyRing
+from relax_server.api.quotas import FairSlots, TokenRates
+from relax_server.api.settings import ServiceConfig
+from relax_server.journal import open_journal
+from relax_server.journal.sql import SqlJournal
+from relax_server.rollout.commits import Committer
+from relax_server.rollout.context import RolloutContext, Tally, default_agent
+from relax_server.rollout.media import MediaIntake
+from relax_server.rollout.pool import EnginePool
+from relax_server.rollout.rendering import Renderer
+from relax_server.rollout.threads import CallThreads
+
+if TYPE_CHECKING:
+    from relax_server.models.processor import Processor
+
+ENV_THREADS, MEDIA_THREADS, DATABASE_THREADS = 512, 4, 4
+DATABASE_LIMIT = 60.0
+"""Seconds that the database may take for one call."""
+
+T = TypeVar("T")
+
+
+class ServiceCore:
+    """The parts of a running service. Belongs to one event loop.
+
+    Args:
+        config: its settings.
+        processor: of the model that the engines serve.
+        pool: of engines.
+
+    Raises:
+        ConfigError: it would be open to other machines without a key.
+        JournalError: the journal cannot be opened.
+    """
+
+    def __init__(self, config: ServiceConfig, processor: Processor, pool: EnginePool) -> None:
+        self.config, self.processor, self.pool = config, processor, pool
+        journal = open_journal(config.journal or config.folder / "journal.db")
+        if not isinstance(journal, SqlJournal):
+            raise ConfigError(f"{config.journal}: the service needs an SQL journal")
+        self.journal = journal
+        self.keys = KeyRing(journal)
+        self.locked = self.keys.any()
+        """Whether callers must show a key."""
+        if not config.loopback and not self.locked:
+            journal.close()
+            raise ConfigError(
+                f"host = {config.host}: other machines could reach the service, and there is no key yet; "
+                f"make one with `relax keys add NAME --folder {config.folder}`"
+            )
+        self.store = MediaStore(config.folder / "media")
+        self.threads = CallThreads("environment", ENV_THREADS)
+        self.media_threads = CallThreads("media", MEDIA_THREADS)
+        self.database = CallThreads("database", DATABASE_THREADS)
+        self.events = EventLog(journal, self.database)
+        self.slots = FairSlots(config.concurrency)
+        self.rates = TokenRates()
+        self.tally = Tally()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.renderer = Renderer(processor)
+        self.intake = MediaIntake(self.store, processor, self.media_threads, config.rollout.step_timeout)
+        self._committers: dict[str, Committer] = {}
+        self._splits: dict[str, dict[str, TaskSplit]] = {}
+        self._refs: dict[str, MediaRef] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self.draining = False
+        """No new episodes are begun."""
+
+    # -------------------------------------------------------------------------------------------------- environments
+
+    def spec(self, env: str) -> EnvSpec:
+        """A registered environment; `none` is none at all.
+
+        Raises:
+            ApiError: unknown; nothing is imported because a request names it.
+        """
+        if env == FREE.id:
+            return FREE
+        try:
+            known = {spec.id for spec in list_envs()}
+            if env not in known:
+                raise RegistryError(f"there are {', '.join(sorted(known))}")
+            return get_spec(env)
+        except RegistryError as error:
+            raise unknown("environment", env, f": {error}") from error
+
+    async def splits(self, spec: EnvSpec) -> dict[str, TaskSplit]:
+        """The tasks of an environment by split; opened once."""
+        found = self._splits.get(spec.id)
+        if found is None:
+            found = await self.media_threads.call(lambda: task_splits(spec.load_tasks()), limit=DATABASE_LIMIT)
+            found = self._splits.setdefault(spec.id, found)
+        return found
+
+    def context(
+        self, run: str, spec: EnvSpec, config: RolloutConfig, key: Key, agent: Agent | None = None, routes: bool = False
+    ) -> RolloutContext:
+        """What the episodes of one request share.
+
+        Raises:
+            ConfigError: the environment shows media that the model does not take.
+            RegistryError: the environment cannot be loaded.
+        """
+        env_class = spec.load()
+        missing = set(env_class.modalities) - self.processor.modalities
+        if missing:
+            takes = ", ".join(sorted(self.processor.modalities)) or "text only"
+            raise ConfigError(f"{spec.id} shows {', '.join(sorted(missing))}, but the model takes {takes}")
+        return RolloutContext(
+            run=run,
+            spec=spec,
+            env_class=env_class,
+            config=config,
+            agent=agent or default_agent(env_class),
+            renderer=self.renderer,
+            intake=self.intake,
+            pool=self.pool,
+            threads=self.threads,
+            slots=self.slots.of(key.id, key.episodes),  # type: ignore[arg-type]
+            gate=self.gate,
+            routed_experts=routes,
+            observes=spec is not FREE,
+            tally=self.tally,
+        )
+
+    def rollout_config(self, changes: dict[str, Any]) -> RolloutConfig:
+        """The service's time limits and sizes with a request's changes.
+
+        Raises:
+            ConfigError: a value outside its range.
+        """
+        return dataclasses.replace(self.config.rollout, **{k: v for k, v in changes.items() if v is not None})
+
+    # --------------------------------------------------------------------------------------------------------- media
+
+    async def media_ref(self, sha256: str) -> MediaRef | None:
+        """The reference of a stored item, by the hash of its bytes; None: not here.
+
+        Raises:
+            MediaError: not a sha256.
+        """
+        known = self._refs.get(sha256)
+        if known is None:
+            known = await self.media_threads.call(self.store.find, sha256, limit=DATABASE_LIMIT)
+            if known is not None:
+                self._refs[sha256] = known
+        return known
+
+    # ------------------------------------------------------------------------------------------------------ database
+
+    async def ask(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call something that waits for the database.
+
+        Raises:
+            JournalError: what it raises, or it did not come back in time.
+        """
+        return await self.database.call(function, *arguments, limit=DATABASE_LIMIT)
+
+    async def commit(self, group: Group, run: str, split: str) -> bool:
+        """Make a group durable; False when it was there already."""
+        committer = self._committers.get(run)
+        if committer is None:
+            committer = self._committers[run] = Committer(self.journal, run)
+        return await committer.commit(group, split)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that no request waits for; it is waited for when the service ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def close(self) -> None:
+        """Let everything go; episodes must have ended."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=DATABASE_LIMIT)
+        await self.events.close()
+        for committer in self._committers.values():
+            await committer.close()
+        await self.pool.close()
+        for threads in (self.threads, self.media_threads, self.database):
+            threads.close()
+        self.journal.close()
+
+
+def folder_of(config: ServiceConfig) -> Path:
+    """The service's folder, made if needed.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        (config.folder / "media").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"folder {config.folder} cannot be made ({error.strerror}); name another") from error
+    return config.folder

@@ -1,0 +1,89 @@
+"""What clients are told when something is wrong: one JSON shape, OpenAI's, on every route."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relax_sdk.errors import (
+    ConfigError,
+    EngineAborted,
+    EngineError,
+    EngineUnavailable,
+    EnvError,
+    EpisodeError,
+    EpisodeTimeout,
+    JournalError,
+    MediaError,
+    RegistryError,
+    RelaxError,
+    RewardError,
+    TokenError,
+)
+from relax_sdk.session import EpisodeOver
+
+
+class ApiError(RelaxError):
+    """A request that is answered with an error.
+
+    Args:
+        status: HTTP status.
+        message: what was wrong, where, and what to do.
+        code: for programs.
+        param: the field of the request that is to blame.
+        headers: to send along.
+    """
+
+    def __init__(
+        self, status: int, message: str, code: str, param: str | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param, self.headers = status, code, param, headers or {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As OpenAI clients expect it."""
+        return {"error": {"message": str(self), "type": _kind(self.status), "param": self.param, "code": self.code}}
+
+
+def _kind(status: int) -> str:
+    kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+    return kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+
+
+_STATUS: tuple[tuple[type[RelaxError], int, str], ...] = (
+    (EpisodeOver, 400, "episode_over"),
+    (EpisodeTimeout, 504, "timeout"),
+    (EngineAborted, 503, "aborted"),
+    (EngineUnavailable, 503, "engine_unavailable"),
+    (EngineError, 502, "engine_error"),
+    (JournalError, 503, "journal_unavailable"),
+    (RegistryError, 404, "unknown_name"),
+    (MediaError, 400, "invalid_media"),
+    (TokenError, 400, "invalid_prompt"),
+    (ConfigError, 400, "invalid_value"),
+    (EnvError, 502, "environment_error"),
+    (RewardError, 502, "reward_error"),
+    (EpisodeError, 400, "episode_error"),
+)
+"""The first that fits. 502 and 504 are faults behind the service: of an engine or of an environment."""
+
+
+def as_api_error(error: RelaxError) -> ApiError:
+    """What a client is told of an error of ours."""
+    if isinstance(error, ApiError):
+        return error
+    for kind, status, code in _STATUS:
+        if isinstance(error, kind):
+            headers = {"Retry-After": "1"} if status == 503 else None
+            return ApiError(status, str(error), code, headers=headers)
+    return ApiError(500, str(error), "internal_error")
+
+
+def bad(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    """A request that cannot be carried out as it is."""
+    return ApiError(400, message, code, param)
+
+
+def unknown(what: str, id: str, why: str = "") -> ApiError:
+    """Something that is not there, or not this caller's."""
+    return ApiError(404, f"no {what} {id!r}{why}", f"{what}_not_found")

@@ -1,0 +1,131 @@
+"""Events that clients follow: durable before they are told, numbered, and read again from any number on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import insert, select
+
+from relax_sdk.errors import JournalError
+from relax_server.journal.schema import events
+from relax_server.journal.sql import SqlJournal
+from relax_server.rollout.threads import CallThreads
+
+BATCH = 512
+"""Events read in one go."""
+LIMIT = 60.0
+"""Seconds that a read or a write may take."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a rollout or a session."""
+
+    seq: int
+    """Rises over all topics."""
+    topic: str
+    """`rollout/<id>` or `session/<id>`."""
+    kind: str
+    data: dict[str, Any]
+
+
+class EventLog:
+    """Events in the journal's database. Belongs to one event loop.
+
+    Events that come while others are being written are written together next, so their number costs little.
+
+    Args:
+        journal: whose database it is.
+        threads: where it waits for the database.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, journal: SqlJournal, threads: CallThreads, clock: Callable[[], float] = time.time) -> None:
+        self._journal, self._threads, self._clock = journal, threads, clock
+        self._waiting: list[dict[str, Any]] = []
+        self._writer: asyncio.Task[None] | None = None
+        self._told: dict[str, asyncio.Event] = {}
+        self._followers: dict[str, int] = {}
+        self.error: JournalError | None = None
+        """Of the last write; what it held is tried again with the next."""
+
+    def add(self, topic: str, kind: str, **data: Any) -> None:
+        """Note an event; it is written as soon as the one before is."""
+        self._waiting.append({"topic": topic, "kind": kind, "data": data, "created_at": self._clock()})
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write())
+
+    async def flush(self) -> None:
+        """Wait until what was added is durable.
+
+        Raises:
+            JournalError: it could not be written.
+        """
+        while self._writer is not None:
+            await asyncio.shield(self._writer)
+        if self.error is not None and self._waiting:
+            raise self.error
+
+    async def after(self, topic: str, seq: int, limit: int = BATCH) -> list[Event]:
+        """The events of a topic behind a number, oldest first."""
+
+        def read() -> list[Event]:
+            query = select(events).where(events.c.topic == topic, events.c.seq > seq).order_by(events.c.seq).limit(limit)
+            with self._journal.reading(f"read the events of {topic}") as connection:
+                return [Event(row.seq, row.topic, row.kind, row.data) for row in connection.execute(query)]
+
+        return await self._threads.call(read, limit=LIMIT)
+
+    async def follow(self, topic: str, seq: int = 0) -> AsyncIterator[Event]:
+        """The events of a topic behind a number, and those that come, for ever.
+
+        Args:
+            topic: whose.
+            seq: the last one known; 0: from the beginning.
+        """
+        self._followers[topic] = self._followers.get(topic, 0) + 1
+        try:
+            while True:
+                told = self._told.setdefault(topic, asyncio.Event())
+                found = await self.after(topic, seq)
+                for event in found:
+                    yield event
+                    seq = event.seq
+                if not found:
+                    await told.wait()
+        finally:
+            self._followers[topic] -= 1
+            if not self._followers[topic]:
+                del self._followers[topic]
+                self._told.pop(topic, None)
+
+    async def close(self) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            await asyncio.gather(self._writer, return_exceptions=True)
+
+    async def _write(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                try:
+                    await self._threads.call(self._insert, batch, limit=LIMIT)
+                    self.error = None
+                except Exception as error:
+                    self._waiting = batch + self._waiting
+                    self.error = error if isinstance(error, JournalError) else JournalError(f"cannot write events: {error}")
+                    return
+                for topic in {row["topic"] for row in batch}:
+                    told = self._told.pop(topic, None)
+                    if told is not None:
+                        told.set()
+        finally:
+            self._writer = None
+
+    def _insert(self, rows: Sequence[dict[str, Any]]) -> None:
+        with self._journal.writing("write events") as connection:
+            connection.execute(insert(events), list(rows))

@@ -1,0 +1,146 @@
+"""API keys: random, hashed at rest, with rights and quotas."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from sqlalchemy import insert, select, update
+
+from relax_sdk.errors import ConfigError
+from relax_server.journal.schema import keys
+from relax_server.journal.sql import SqlJournal
+
+Right = Literal["run", "upload", "admin"]
+RIGHTS: frozenset[str] = frozenset(get_args(Right))
+"""`run` plays episodes; `upload` brings environments as code; `admin` sees and ends what others do."""
+PREFIX = "rlx_"
+KNOWN_SECONDS = 5.0
+"""How long a key is believed without asking the database again: a revoked one works that much longer."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """Who is calling."""
+
+    id: str
+    name: str
+    rights: frozenset[str]
+    episodes: int
+    """At once."""
+    tokens_per_minute: int
+    """Generated tokens."""
+    expires_at: float | None = None
+    """Unix seconds."""
+
+    def may(self, right: Right) -> bool:
+        """Whether it has a right; `admin` includes the others."""
+        return right in self.rights or "admin" in self.rights
+
+
+def digest(secret: str) -> str:
+    """What is stored of a key. One round is enough, as keys are random and 256 bits long."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+class KeyRing:
+    """The keys in the journal's database. Methods block for as long as the database takes.
+
+    Args:
+        journal: whose database it is.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, journal: SqlJournal, clock: Callable[[], float] = time.time) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._known: dict[str, tuple[float, Key | None]] = {}
+
+    def create(
+        self,
+        name: str,
+        rights: Sequence[str] = ("run",),
+        episodes: int = 1024,
+        tokens_per_minute: int = 10_000_000,
+        lifetime: float | None = None,
+    ) -> tuple[str, Key]:
+        """Make a key; the secret is returned here and nowhere else.
+
+        Args:
+            name: for people.
+            rights: of `run`, `upload` and `admin`.
+            episodes: at once.
+            tokens_per_minute: generated ones.
+            lifetime: seconds until it expires; None: never.
+
+        Raises:
+            ConfigError: an unknown right, or a quota below 1.
+            JournalError: it cannot be written.
+        """
+        wrong = sorted(set(rights) - RIGHTS)
+        if wrong or not rights:
+            raise ConfigError(f"key rights {wrong or 'none'}; there are {', '.join(sorted(RIGHTS))}")
+        for what, value in (("episodes", episodes), ("tokens_per_minute", tokens_per_minute)):
+            if value < 1:
+                raise ConfigError(f"key {what} = {value}; allowed: 1 or more")
+        if lifetime is not None and lifetime <= 0:
+            raise ConfigError(f"key lifetime = {lifetime}; allowed: above 0 seconds")
+        secret, now = PREFIX + secrets.token_urlsafe(32), self._clock()
+        row: dict[str, Any] = dict(id=f"key_{secrets.token_hex(6)}", name=name, rights=sorted(rights), episodes=episodes)
+        row |= dict(tokens_per_minute=tokens_per_minute, created_at=now)
+        row |= dict(hash=digest(secret), expires_at=now + lifetime if lifetime is not None else None)
+        with self._journal.writing("make a key") as connection:
+            connection.execute(insert(keys).values(row))
+        return secret, _key(row)
+
+    def find(self, secret: str) -> Key | None:
+        """The key that a secret belongs to; None if there is none, or it was revoked or has expired."""
+        now, hashed = self._clock(), digest(secret)
+        asked, key = self._known.get(hashed, (0.0, None))
+        if now - asked > KNOWN_SECONDS:
+            with self._journal.reading("look up a key") as connection:
+                query = select(keys).where(keys.c.hash == hashed, keys.c.revoked_at.is_(None))
+                row = connection.execute(query).mappings().first()
+            key = _key(dict(row)) if row is not None else None
+            if len(self._known) > 10_000:  # guesses are remembered too, so that they cost no query each
+                self._known.clear()
+            self._known[hashed] = now, key
+        if key is not None and key.expires_at is not None and key.expires_at <= now:
+            return None
+        return key
+
+    def known(self, secret: str) -> Key | None:
+        """As `find`, but only from memory, so that it never blocks; None may mean that it has to be asked."""
+        asked, key = self._known.get(digest(secret), (0.0, None))
+        now = self._clock()
+        fresh = now - asked <= KNOWN_SECONDS and key is not None and (key.expires_at is None or key.expires_at > now)
+        return key if fresh else None
+
+    def any(self) -> bool:
+        """Whether there is a key that works."""
+        with self._journal.reading("count keys") as connection:
+            alive = keys.c.revoked_at.is_(None) & (keys.c.expires_at.is_(None) | (keys.c.expires_at > self._clock()))
+            return connection.execute(select(keys.c.id).where(alive).limit(1)).first() is not None
+
+    def list(self) -> list[dict[str, Any]]:
+        """All keys without their hashes, oldest first."""
+        columns = [column for column in keys.c if column.name != "hash"]
+        with self._journal.reading("list keys") as connection:
+            return [dict(row) for row in connection.execute(select(*columns).order_by(keys.c.created_at)).mappings()]
+
+    def revoke(self, id: str) -> bool:
+        """End a key; False if there is none, or it was ended before."""
+        with self._journal.writing(f"revoke key {id}") as connection:
+            change = update(keys).where(keys.c.id == id, keys.c.revoked_at.is_(None)).values(revoked_at=self._clock())
+            done = connection.execute(change).rowcount == 1
+        self._known.clear()
+        return done
+
+
+def _key(row: dict[str, Any]) -> Key:
+    rights = frozenset(row["rights"])
+    return Key(row["id"], row["name"], rights, row["episodes"], row["tokens_per_minute"], row["expires_at"])

@@ -1,0 +1,137 @@
+"""Quotas of keys, and a fair share of the episodes that may be in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+
+from relax_server.api.errors import ApiError
+from relax_server.api.keys import Key
+
+MINUTE = 60.0
+
+
+class FairSlots:
+    """Places for episodes. A free one goes to the waiting key that has the fewest, and within a key to who came first.
+
+    Args:
+        total: places.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.running: Counter[str] = Counter()
+        """Places taken, by key."""
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._limits: dict[str, int] = {}
+        """Of the keys that wait."""
+
+    def of(self, key: str, limit: int) -> KeySlots:
+        """The places as one key sees them.
+
+        Args:
+            key: its id.
+            limit: places that it may have at most.
+        """
+        return KeySlots(self, key, limit)
+
+    @property
+    def waiting(self) -> int:
+        """Episodes that wait for a place."""
+        return sum(map(len, self._waiting.values()))
+
+    async def acquire(self, key: str, limit: int) -> None:
+        """Wait for a place."""
+        if self.running.total() < self.total and self.running[key] < limit and key not in self._waiting:
+            self.running[key] += 1
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(place)
+        self._limits[key] = limit
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                self.release(key)
+            else:
+                self._forget(key, place)
+            raise
+
+    def release(self, key: str) -> None:
+        """Give a place back."""
+        self.running[key] -= 1
+        if not self.running[key]:
+            del self.running[key]
+        self._serve()
+
+    def _serve(self) -> None:
+        while self.running.total() < self.total:
+            open_ = [key for key in self._waiting if self.running[key] < self._limits[key]]
+            if not open_:
+                return
+            key = min(open_, key=lambda key: self.running[key])
+            place = self._waiting[key].popleft()
+            if not self._waiting[key]:
+                del self._waiting[key], self._limits[key]
+            if not place.done():
+                self.running[key] += 1
+                place.set_result(None)
+
+    def _forget(self, key: str, place: asyncio.Future[None]) -> None:
+        waiting = self._waiting.get(key)
+        if waiting is not None and place in waiting:
+            waiting.remove(place)
+            if not waiting:
+                del self._waiting[key], self._limits[key]
+
+
+class KeySlots:
+    """`FairSlots` for one key; it takes the place of a semaphore."""
+
+    def __init__(self, slots: FairSlots, key: str, limit: int) -> None:
+        self._slots, self._key, self._limit = slots, key, limit
+
+    async def acquire(self) -> None:
+        """Wait for a place."""
+        await self._slots.acquire(self._key, self._limit)
+
+    def release(self) -> None:
+        """Give it back."""
+        self._slots.release(self._key)
+
+
+class TokenRates:
+    """Generated tokens of each key in the last minute, as a bucket that fills steadily.
+
+    Args:
+        clock: seconds, never going back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def _now(self, key: Key) -> float:
+        now = self._clock()
+        left, at = self._left.get(key.id, (float(key.tokens_per_minute), now))
+        left = min(key.tokens_per_minute, left + (now - at) / MINUTE * key.tokens_per_minute)
+        self._left[key.id] = left, now
+        return left
+
+    def check(self, key: Key) -> None:
+        """Raise if a key has used up its tokens.
+
+        Raises:
+            ApiError: 429, with the seconds to wait.
+        """
+        left = self._now(key)
+        if left <= 0:
+            wait = max(1, round(-left / key.tokens_per_minute * MINUTE + 1))
+            message = f"key {key.name!r} has used its {key.tokens_per_minute} tokens a minute; try again in {wait} s"
+            raise ApiError(429, message, "tokens_per_minute", headers={"Retry-After": str(wait)})
+
+    def take(self, key: Key, tokens: int) -> None:
+        """Count tokens that were generated; the bucket may go below empty."""
+        self._left[key.id] = self._now(key) - tokens, self._clock()

@@ -1,0 +1,63 @@
+"""Whether the service answers, can play, and with what."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from relax_sdk.errors import RelaxError
+from relax_sdk.registry import list_envs
+from relax_server.api.core import ServiceCore
+from relax_server.api.dependencies import Caller, Core
+from relax_server.api.wire import json_response
+
+router = APIRouter()
+
+
+@router.get("/healthz")
+@router.get("/v1/healthz")
+async def healthz() -> Response:
+    """Whether the process answers."""
+    return json_response({"status": "ok"})
+
+
+@router.get("/readyz")
+@router.get("/v1/readyz")
+async def readyz(core: Core) -> Response:
+    """Whether episodes can be played: an engine is up, and nothing is being shut down."""
+    up = sum(engine["up"] for engine in core.pool.stats())
+    ready = up > 0 and not core.draining and core.events.error is None
+    why = "draining" if core.draining else str(core.events.error) if core.events.error else f"{up} engines up"
+    return json_response({"ready": ready, "reason": why}, 200 if ready else 503)
+
+
+@router.get("/v1/envs")
+async def envs(key: Caller) -> Response:
+    """The environments that can be played."""
+    rows = []
+    for spec in list_envs():
+        with contextlib.suppress(RelaxError):
+            cls = spec.load()
+            rows.append({"id": spec.id, "modalities": sorted(cls.modalities), "version": cls.version, "doc": cls.__doc__})
+    return json_response({"envs": rows})
+
+
+@router.get("/v1/models")
+async def models(core: Core, key: Caller) -> Response:
+    """The model, its engines and their weight versions."""
+    return json_response(await _models(core))
+
+
+async def _models(core: ServiceCore) -> dict[str, Any]:
+    engines = []
+    for engine, stats in zip(core.pool.engines, core.pool.stats(), strict=True):
+        version = None
+        if stats["up"]:
+            with contextlib.suppress(RelaxError, TimeoutError):
+                version = (await engine.model_info()).get("weight_version")
+        engines.append(stats | {"weight_version": version})
+    model = {"id": core.config.model, "object": "model", "owned_by": "relax", "modalities": sorted(core.processor.modalities)}
+    return {"object": "list", "data": [model], "engines": engines}

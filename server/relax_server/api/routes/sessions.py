@@ -1,0 +1,124 @@
+"""Sessions: agents outside play episodes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+from starlette.requests import Request
+
+from relax_sdk.errors import RelaxError
+from relax_sdk.messages import AssistantMessage
+from relax_server.api.dependencies import Caller, Core, Hub, Session
+from relax_server.api.errors import bad
+from relax_server.api.openai_chat import read_message
+from relax_server.api.schemas import RewardBody, SessionBody, StepBody
+from relax_server.api.sessions import ExternalSession, Opening
+from relax_server.api.wire import finished, follow, json_response, media_names, on_wire, plain
+
+router = APIRouter()
+
+
+@router.post("/v1/sessions", status_code=201)
+async def open_session(body: SessionBody, core: Core, hub: Hub, key: Caller, request: Request) -> Response:
+    """Open an episode that an agent outside plays."""
+    opening = Opening(
+        env=body.env,
+        split=body.split,
+        task_index=body.task_index,
+        seed=body.seed,
+        run=body.run,
+        train=body.mode == "train",
+        sampling=body.sampling.over(core.config.sampling),
+        limits=body.limits.model_dump(exclude_none=True),
+        sample_index=body.sample_index,
+        metadata=body.metadata,
+    )
+    opened, secret, messages = await hub.open(opening, key)
+    opened.media_form = body.media
+    base = str(request.base_url).rstrip("/")
+    answer = {
+        "id": opened.id,
+        "key": secret,
+        "base_url": f"{base}/v1/sessions/{opened.id}/openai/v1",
+        "observation": on_wire(messages, body.media),
+        "tools": list(opened.episode.session.tools),
+        "seed": opened.episode.task.seed,
+        "info": opened.episode.session.outcome.info if opened.episode.session.outcome else {},
+        "trajectory_id": opened.trajectory_id,
+    }
+    return json_response(answer, 201)
+
+
+@router.get("/v1/sessions")
+async def sessions(hub: Hub, key: Caller, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
+    """The caller's sessions, newest first."""
+    return json_response({"sessions": [_session(s) for s in hub.of(key)[:limit]]})
+
+
+@router.get("/v1/sessions/{id}")
+async def get_session(session: Session) -> Response:
+    """Where a session is."""
+    return json_response(_session(session))
+
+
+@router.delete("/v1/sessions/{id}")
+async def cancel_session(session: Session) -> Response:
+    """Cancel a session; generation in flight is aborted."""
+    session.cancel()
+    with contextlib.suppress(RelaxError):
+        await session.saved
+    return json_response(_session(session))
+
+
+@router.post("/v1/sessions/{id}/step")
+async def step(core: Core, session: Session, body: StepBody) -> Response:
+    """Act in the environment; tool calls go to its tools."""
+    refs = {name: ref for name in media_names([body.action]) if (ref := await core.media_ref(name)) is not None}
+    action = read_message({"role": "assistant", **body.action}, 0, refs)
+    if not isinstance(action, AssistantMessage):
+        raise bad("an action must be an assistant message", "action.role")
+    outcome = await session.step(action)
+    answer = {
+        "observation": on_wire(outcome.observation, session.media_form),
+        "reward": outcome.reward,
+        "terminated": outcome.terminated,
+        "truncated": outcome.truncated,
+        "info": outcome.info,
+    }
+    return json_response(plain(answer))
+
+
+@router.post("/v1/sessions/{id}/reward")
+async def reward(session: Session, body: RewardBody) -> Response:
+    """Set a component of the reward from outside."""
+    session.reward(body.name, body.value)
+    return json_response({"name": body.name, "value": body.value})
+
+
+@router.post("/v1/sessions/{id}/finish")
+async def finish(session: Session) -> Response:
+    """End the episode; answered when its trajectory is scored and durable."""
+    trajectory = await session.finish()
+    return json_response(finished(trajectory))
+
+
+@router.get("/v1/sessions/{id}/events")
+async def session_events(core: Core, session: Session, request: Request) -> Response:
+    """Follow a session by server-sent events."""
+    return follow(core, session.topic, request)
+
+
+def _session(session: ExternalSession) -> dict[str, Any]:
+    episode = session.episode
+    return {
+        "id": session.id,
+        "env": episode.context.spec.id,
+        "state": str(episode.state),
+        "turns": len(episode.session.turns),
+        "done": episode.session.done,
+        "trajectory_id": session.trajectory_id,
+        "error": str(episode.error) if episode.error is not None else None,
+    }

@@ -1,0 +1,90 @@
+"""Bodies of requests, checked by pydantic at the door."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from relax_sdk.config import SamplingParams
+
+
+class Body(BaseModel):
+    """A request's body: unknown fields are refused, so that a misspelt one is noticed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class SamplingBody(Body):
+    """How answers are sampled; what is left out is the service's."""
+
+    max_new_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=1 << 30)
+    stop: list[str] | None = Field(default=None, max_length=16)
+    stop_token_ids: list[int] | None = Field(default=None, max_length=64)
+    ignore_eos: bool | None = None
+    sampling_seed: int | None = Field(default=None, ge=0, lt=1 << 31)
+
+    def over(self, base: SamplingParams) -> SamplingParams:
+        """`base` with what was given.
+
+        Raises:
+            ConfigError: a value outside its range.
+        """
+        return replace(base, **self.model_dump(exclude_none=True))
+
+
+class LimitsBody(Body):
+    """Time limits in seconds, and sizes, of one episode; what is left out is the service's."""
+
+    max_turns: int | None = Field(default=None, ge=1, le=100_000)
+    max_tokens: int | None = Field(default=None, ge=1, le=1 << 24)
+    reset_timeout: float | None = Field(default=None, gt=0, le=86_400)
+    turn_timeout: float | None = Field(default=None, gt=0, le=86_400)
+    step_timeout: float | None = Field(default=None, gt=0, le=86_400)
+    score_timeout: float | None = Field(default=None, gt=0, le=86_400)
+    episode_timeout: float | None = Field(default=None, gt=0, le=604_800)
+
+
+class SessionBody(Body):
+    """Opens a session."""
+
+    env: str = Field(default="none", max_length=200, description="none: the agent has a world of its own")
+    split: str = Field(default="train", max_length=100)
+    task_index: int = Field(default=0, ge=0, le=1 << 53)
+    seed: int = Field(default=0, ge=0, le=1 << 53, description="Of the run; the episode derives its own")
+    sample_index: int = Field(default=0, ge=0, le=1 << 20, description="Which of several episodes of the task")
+    run: str = Field(default="sessions", min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.:-]+$")
+    mode: Literal["eval", "train"] = "eval"
+    sampling: SamplingBody = SamplingBody()
+    limits: LimitsBody = LimitsBody()
+    media: Literal["reference", "inline"] = Field(
+        default="reference", description="How observations name media: relax-media:<sha256>, or whole as data URIs"
+    )
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Kept with the trajectory")
+
+
+class StepBody(Body):
+    """An action in the environment."""
+
+    action: dict[str, Any] = Field(description="An assistant message, as the model call returned it")
+
+
+class RewardBody(Body):
+    """A reward from outside."""
+
+    name: str = Field(default="reward", min_length=1, max_length=100)
+    value: float = Field(allow_inf_nan=False)
+
+
+class KeyBody(Body):
+    """Makes a key."""
+
+    name: str = Field(min_length=1, max_length=200)
+    rights: list[Literal["run", "upload", "admin"]] = Field(default_factory=lambda: ["run"], min_length=1, max_length=3)
+    episodes: int = Field(default=1024, ge=1, le=1 << 31)
+    tokens_per_minute: int = Field(default=10_000_000, ge=1, le=1 << 53)
+    lifetime: float | None = Field(default=None, gt=0, le=10 * 365 * 86_400, description="Seconds")

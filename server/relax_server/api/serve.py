@@ -1,0 +1,119 @@
+"""`relax serve`: engines, the service, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+
+import uvicorn
+
+from relax_sdk.errors import ConfigError, EngineUnavailable
+from relax_server.api.app import make_app
+from relax_server.api.core import ServiceCore, folder_of
+from relax_server.api.settings import ServiceConfig
+from relax_server.engines.base import Engine
+from relax_server.engines.coalesce import CoalescingEngine
+from relax_server.engines.http import HttpEngine
+from relax_server.engines.process import EngineProcess
+from relax_server.garbage import settle
+from relax_server.models.catalog import resolve_model
+from relax_server.models.processor import Processor
+from relax_server.rollout.pool import EnginePool
+
+ENGINE_RESTARTS, RESTART_PAUSE = 5, 1.0
+DRAIN_SECONDS = 10
+"""For requests under way when the service is told to end."""
+
+
+def serve(config: ServiceConfig) -> None:
+    """Run the service until it is interrupted.
+
+    Raises:
+        ConfigError: the port is taken, the folder cannot be used, or it would be open to other machines without a key.
+        EngineUnavailable: the engine does not start, or an engine that was named does not answer.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    asyncio.run(_serve(config))
+
+
+async def _serve(config: ServiceConfig) -> None:
+    folder, listener = folder_of(config), _listen(config)
+    path = resolve_model(config.model)
+    _say(f"loading the tokenizer of {config.model}")
+    processor = await asyncio.to_thread(Processor.load, path)
+    process: EngineProcess | None = None
+    if not config.engines:
+        _say("starting an engine")
+        process = EngineProcess(path, folder / "logs" / "engine.log", media_root=folder / "media", threads=config.threads)
+        await process.start()
+    urls = config.engines if process is None else (process.url,)
+    engines: list[Engine] = [CoalescingEngine(HttpEngine(url, media_root=folder / "media")) for url in urls]
+    try:
+        for engine in engines:
+            if not await engine.health():
+                raise EngineUnavailable(f"the engine {engine.url} does not answer; start it, or name another with --engine")
+        core = ServiceCore(config, processor, EnginePool(engines))
+
+        async def closing() -> None:
+            for engine in engines:
+                await engine.close()
+
+        app = make_app(core, closing)
+        settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=DRAIN_SECONDS)
+        server = uvicorn.Server(settings)
+        settle()
+        host, port = listener.getsockname()[:2]
+        _say(f"ready at http://{host}:{port} · {config.model} · {folder} · {'keys wanted' if core.locked else 'no keys yet'}")
+        watching = asyncio.create_task(_watch(process, core, server)) if process is not None else None
+        await server.serve([listener])
+        if watching is not None:
+            watching.cancel()
+    finally:
+        if process is not None:
+            await process.stop()
+    _say(f"ended; everything is in {folder}")
+
+
+async def _watch(process: EngineProcess, core: ServiceCore, server: uvicorn.Server) -> None:
+    """Start the engine again when it ends; the pool leaves it out meanwhile."""
+    url, restarts = process.url, 0
+    while True:
+        code = await process.wait()
+        restarts += 1
+        if restarts > ENGINE_RESTARTS:
+            _say(f"the engine ended {restarts} times; giving up. {process.log_tail()}")
+            signal.raise_signal(signal.SIGTERM)
+            return
+        _say(f"the engine ended (exit code {code}); starting it again")
+        await asyncio.sleep(RESTART_PAUSE)
+        await process.start()
+        if process.url != url:
+            await core.pool.remove(url)
+            core.pool.add(CoalescingEngine(HttpEngine(process.url, media_root=core.config.folder / "media")))
+            url = process.url
+
+
+def _listen(config: ServiceConfig) -> socket.socket:
+    """The socket, bound before anything slow is done.
+
+    Raises:
+        ConfigError: taken, or not an address of this machine.
+    """
+    try:
+        family = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host, config.port))
+        listener.listen(4096)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {config.host}:{config.port} ({error.strerror}); name another with --port"
+        ) from error
+    return listener
+
+
+def _say(text: str) -> None:
+    print(f"relax serve: {text}", file=sys.stderr, flush=True)

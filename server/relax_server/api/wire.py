@@ -1,0 +1,111 @@
+"""Between HTTP and the service: bodies read, answers and event streams written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import orjson
+from fastapi.responses import Response
+from sse_starlette.event import ServerSentEvent
+from sse_starlette.sse import EventSourceResponse
+from starlette.requests import Request
+
+from relax_sdk.messages import MEDIA_SCHEME, Message
+from relax_sdk.trajectory import Trajectory
+from relax_server.api.core import ServiceCore
+from relax_server.api.errors import ApiError, bad
+
+PING_SECONDS = 15
+"""Between signs of life on an event stream."""
+_MARK = MEDIA_SCHEME.encode()
+
+
+async def read_json(request: Request, limit: int) -> tuple[Any, int, bool]:
+    """A request's body as JSON, its size, and whether it names media of the store.
+
+    Raises:
+        ApiError: too large, or not JSON.
+    """
+    stated = request.headers.get("content-length", "0")
+    if stated.isdigit() and int(stated) > limit:
+        raise ApiError(413, f"the body has {stated} bytes; allowed: {limit}", "too_large")
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise ApiError(413, f"the body has more than {limit} bytes", "too_large")
+        parts.append(part)
+    body = b"".join(parts)
+    try:
+        return orjson.loads(body), size, _MARK in body
+    except orjson.JSONDecodeError as error:
+        raise bad(f"the body is not JSON: {error}", code="invalid_json") from error
+
+
+def media_names(messages: Any) -> set[str]:
+    """The hashes of stored media that a conversation names."""
+    found: set[str] = set()
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            for value in part.values() if isinstance(part, dict) else ():
+                url = value.get("url") if isinstance(value, dict) else value
+                if isinstance(url, str) and url.startswith(MEDIA_SCHEME):
+                    found.add(url[len(MEDIA_SCHEME) :])
+    return found
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """JSON, by orjson."""
+    return Response(orjson.dumps(body), status, headers, "application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    """An error as every route tells it."""
+    return json_response(error.body, error.status, error.headers)
+
+
+def on_wire(messages: Sequence[Message], form: str) -> list[dict[str, Any]]:
+    """Messages as a client is sent them, media by `reference` or `inline`."""
+    return [
+        message.to_openai(lambda part: part.data_uri()) if form == "inline" else message.to_openai() for message in messages
+    ]
+
+
+def finished(trajectory: Trajectory) -> dict[str, Any]:
+    fields = ("status", "reward", "rewards", "error")
+    return {"trajectory_id": trajectory.id} | {name: getattr(trajectory, name) for name in fields}
+
+
+def whole_trajectory(trajectory: Trajectory) -> dict[str, Any]:
+    """All of a trajectory as JSON; routed experts are left out but for their shape."""
+    fields = {f.name: getattr(trajectory, f.name) for f in dataclasses.fields(trajectory) if f.name != "turns"}
+    turns = []
+    for turn in trajectory.turns:
+        row = {f.name: getattr(turn, f.name) for f in dataclasses.fields(turn) if f.name != "routed_experts"}
+        row["media"] = [dataclasses.asdict(ref) for ref in turn.media]
+        row["weight_versions"] = [dataclasses.asdict(span) for span in turn.weight_versions]
+        turns.append(row)
+    return plain(fields | {"turns": turns})
+
+
+def plain(value: Any) -> Any:
+    """JSON data with what an environment may have put into `info` made plain, and NaN as null."""
+    return orjson.Fragment(orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS))
+
+
+def follow(core: ServiceCore, topic: str, request: Request) -> Response:
+    """A topic's events from the one after `Last-Event-ID` on; it ends after the last event of something that is over."""
+    last = request.headers.get("last-event-id", "0")
+    if not last.isdigit() or len(last) > 18:
+        raise bad(f"Last-Event-ID = {last!r}; allowed: the id of an event", "Last-Event-ID")
+
+    async def events() -> AsyncIterator[ServerSentEvent]:
+        async for event in core.events.follow(topic, int(last)):
+            yield ServerSentEvent(data=orjson.dumps(event.data).decode(), event=event.kind, id=str(event.seq))
+            if event.kind == "finished":
+                return
+
+    return EventSourceResponse(events(), ping=PING_SECONDS)
