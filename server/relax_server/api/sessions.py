@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hmac
 import math
 import secrets
@@ -187,6 +188,9 @@ class ExternalSession:
         """
         if not self.over and not self.episode.session.turns:
             raise bad("the session has no model call yet; make one, or cancel it with DELETE", code="no_turns")
+        session = self.episode.session
+        if not self.episode.context.observes and session.outcome is not None:
+            session.outcome = dataclasses.replace(session.outcome, terminated=True)  # only the agent knows, and it says so
         self._finish.set()
         return await asyncio.shield(self.saved)
 

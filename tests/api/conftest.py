@@ -1,0 +1,33 @@
+"""A real `relax serve` with its engine, started once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from service_process import Service, start
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Without keys, at a loopback address."""
+    it = start(tmp_path_factory.mktemp("service"))
+    yield it
+    it.stop()
+
+
+@pytest.fixture(scope="session")
+def locked(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator[Service]:
+    """With keys; it shares the engine of `service`."""
+    from relax_server.api.keys import KeyRing
+    from relax_server.journal.sql import SqlJournal
+
+    folder = tmp_path_factory.mktemp("locked")
+    journal = SqlJournal(folder / "journal.db")
+    secret, _ = KeyRing(journal).create("root", ["admin"])
+    journal.close()
+    with service.client() as client:
+        engine = client.get("/v1/models").json()["engines"][0]["url"]
+    it = start(folder, "--engine", engine, key=secret)
+    yield it
+    it.stop()
