@@ -18,7 +18,8 @@ from relax_sdk.errors import RelaxError
 from relax_server.api.chat_route import ChatRoute
 from relax_server.api.core import ServiceCore
 from relax_server.api.errors import ApiError, as_api_error, bad
-from relax_server.api.routes import health, keys, results, sessions
+from relax_server.api.rollouts import RolloutHub
+from relax_server.api.routes import health, keys, results, rollouts, sessions
 from relax_server.api.sessions import SessionHub
 from relax_server.api.wire import error_response
 
@@ -32,22 +33,24 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
         core: the parts it is made of.
         closing: awaited when it ends, before the parts are let go.
     """
-    hub = SessionHub(core)
+    hub, rolling = SessionHub(core), RolloutHub(core)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await rolling.resume()
         yield
         core.draining = True
+        await rolling.close()
         await hub.drain(0.0)
         if closing is not None:
             await closing()
         await core.close()
 
     app = FastAPI(title="Relax Gym", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None)
-    app.state.core, app.state.hub = core, hub
+    app.state.core, app.state.hub, app.state.rollouts = core, hub, rolling
     _errors(app)
 
-    for module in (health, sessions, results, keys):
+    for module in (health, sessions, rollouts, results, keys):
         app.include_router(module.router)
     chat = ChatRoute(core, hub)
     app.router.routes.append(Route("/v1/sessions/{id}/openai/v1/chat/completions", chat.handle, methods=["POST"]))

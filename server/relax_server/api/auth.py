@@ -6,11 +6,8 @@ from starlette.requests import HTTPConnection
 
 from relax_server.api.core import ServiceCore
 from relax_server.api.errors import ApiError, unknown
-from relax_server.api.keys import Key, Right
+from relax_server.api.keys import LOCAL, Key, Right
 from relax_server.api.sessions import ExternalSession, SessionHub
-
-LOCAL = Key("local", "local", frozenset({"run"}), episodes=1 << 31, tokens_per_minute=1 << 53)
-"""Anybody on this machine, while no key was made. Bringing code takes a key all the same."""
 
 
 def bearer(request: HTTPConnection) -> str:

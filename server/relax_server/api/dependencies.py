@@ -10,6 +10,7 @@ from starlette.requests import Request
 from relax_server.api.auth import caller, session_of
 from relax_server.api.core import ServiceCore
 from relax_server.api.keys import Key
+from relax_server.api.rollouts import RolloutHub
 from relax_server.api.sessions import ExternalSession, SessionHub
 
 
@@ -21,8 +22,13 @@ def _hub(request: Request) -> SessionHub:
     return request.app.state.hub
 
 
+def _rollouts(request: Request) -> RolloutHub:
+    return request.app.state.rollouts
+
+
 Core = Annotated[ServiceCore, Depends(_core)]
 Hub = Annotated[SessionHub, Depends(_hub)]
+Rollouts = Annotated[RolloutHub, Depends(_rollouts)]
 
 
 async def _caller(request: Request, core: Core) -> Key:

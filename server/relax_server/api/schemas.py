@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -65,6 +65,24 @@ class SessionBody(Body):
         default="reference", description="How observations name media: relax-media:<sha256>, or whole as data URIs"
     )
     metadata: dict[str, Any] = Field(default_factory=dict, description="Kept with the trajectory")
+
+
+class RolloutBody(Body):
+    """Groups of episodes to play."""
+
+    env: str = Field(min_length=1, max_length=200)
+    split: str = Field(default="train", max_length=100)
+    tasks: list[Annotated[int, Field(ge=0, le=1 << 53)]] | None = Field(
+        default=None, min_length=1, max_length=100_000, description="Their indices"
+    )
+    n: int | None = Field(default=None, ge=1, le=1_000_000, description="The first n tasks; default: all")
+    group_size: int = Field(default=1, ge=1, le=4096, description="Episodes of each task")
+    seed: int = Field(default=0, ge=0, le=1 << 53)
+    run: str | None = Field(default=None, min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.:-]+$")
+    sampling: SamplingBody = SamplingBody()
+    limits: LimitsBody = LimitsBody()
+    on_failure: Literal["retry", "count", "drop"] = "retry"
+    max_retries: int = Field(default=1, ge=0, le=100)
 
 
 class StepBody(Body):

@@ -50,7 +50,7 @@ async def _serve(config: ServiceConfig) -> None:
         process = EngineProcess(path, folder / "logs" / "engine.log", media_root=folder / "media", threads=config.threads)
         await process.start()
     urls = config.engines if process is None else (process.url,)
-    engines: list[Engine] = [CoalescingEngine(HttpEngine(url, media_root=folder / "media")) for url in urls]
+    engines: list[Engine] = [CoalescingEngine(HttpEngine(url, inline_media=process is None)) for url in urls]
     try:
         for engine in engines:
             if not await engine.health():
@@ -92,7 +92,7 @@ async def _watch(process: EngineProcess, core: ServiceCore, server: uvicorn.Serv
         await process.start()
         if process.url != url:
             await core.pool.remove(url)
-            core.pool.add(CoalescingEngine(HttpEngine(process.url, media_root=core.config.folder / "media")))
+            core.pool.add(CoalescingEngine(HttpEngine(process.url)))
             url = process.url
 
 

@@ -14,7 +14,7 @@ import orjson
 
 from relax_sdk.errors import EngineAborted, EngineError, EngineUnavailable
 from relax_sdk.trajectory import VersionSpan
-from relax_server.engines.base import GenerateRequest, Generation, PauseMode
+from relax_server.engines.base import GenerateRequest, Generation, MediaItem, PauseMode
 
 CONTROL_TIMEOUT = 120.0
 """Seconds for everything but generation and health."""
@@ -26,6 +26,7 @@ class HttpEngine:
     Args:
         url: for example `http://127.0.0.1:30000`.
         media_root: the media folder as the engine sees it; relative media paths are sent as paths inside it.
+        inline_media: send the bytes of media, for an engine that cannot read our files.
         routed_shape: (layers, top_k) of routed experts, for servers that do not state it in their answers.
         control_timeout: seconds for commands such as a weight update.
     """
@@ -35,11 +36,13 @@ class HttpEngine:
         url: str,
         media_root: str | Path | None = None,
         *,
+        inline_media: bool = False,
         routed_shape: tuple[int, int] | None = None,
         control_timeout: float = CONTROL_TIMEOUT,
     ) -> None:
         self.url = url.rstrip("/")
         self._media_root = Path(media_root) if media_root is not None else None
+        self._inline_media = inline_media
         self._routed_shape = routed_shape
         self._control_timeout = control_timeout
         self._session: aiohttp.ClientSession | None = None
@@ -107,7 +110,7 @@ class HttpEngine:
             "return_prompt_token_ids": True,
         }
         for kind in ("image", "audio", "video"):
-            items = [self._locate(item.url) for item in request.media if item.ref.kind == kind]
+            items = [self._locate(item) for item in request.media if item.ref.kind == kind]
             if items:
                 payload[f"{kind}_data"] = items
         if request.rid:
@@ -116,10 +119,12 @@ class HttpEngine:
             payload["return_routed_experts"] = True
         return payload
 
-    def _locate(self, url: str) -> str:
-        if url.startswith("data:") or self._media_root is None:
-            return url
-        return str(self._media_root / url)
+    def _locate(self, item: MediaItem) -> str:
+        if item.url.startswith("data:"):
+            return item.url
+        if self._inline_media:
+            return f"data:{item.ref.mime};base64,{base64.b64encode(Path(item.url).read_bytes()).decode()}"
+        return item.url if self._media_root is None else str(self._media_root / item.url)
 
     def _read(self, answer: Any, request: GenerateRequest) -> Generation:
         """One answer, checked.
