@@ -7,8 +7,8 @@
 `stories`: SmolLM2-135M in bfloat16, 16 samples of exactly 32 tokens a step; for speed only. TRL has generation and training in
 one process and gets a thread for every core (`--threads`); ours has them side by side, one thread each (`mode="async"`,
 staleness 1). Repetitions take turns; the first quarter of the steps is left out. *To 0.9* are the seconds of training until
-the held-out greedy reward is 0.9 for the first time, asked every 10 steps; TRL's evaluations are not counted, ours are played
-while training goes on.
+the held-out greedy reward is 0.9 for the first time, asked every 10 steps, within 300; TRL stops there. Its evaluations are
+not counted, ours are played while training goes on.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Work:
 
 
 WORK = {
-    "letters": Work(Letters, 16, 16, 4, False, 160, 5e-4, "float32", 10),
+    "letters": Work(Letters, 16, 16, 4, False, 300, 5e-4, "float32", 10),
     "stories": Work(Stories, 4, 4, 32, True, 6, 1e-6, "bfloat16", 0),
 }
 
@@ -142,7 +142,9 @@ def trl(python: Path, work: Work, model: Path, seed: int, threads: int, folder: 
     program = Path(__file__).parent / "peers" / "trl_grpo.py"
     command: list[Any] = [python, program, "--model", model, "--rows", file, "--folder", folder / "trl", "--seed", seed]
     command += ["--prompts", work.prompts, "--size", work.size, "--new", work.new, "--steps", work.steps, "--lr", work.lr]
-    command += ["--dtype", work.dtype, "--threads", threads, "--eval-every", work.eval_every] + ["--full"] * work.full
+    command += ["--dtype", work.dtype, "--threads", threads, "--eval-every", work.eval_every, "--goal", GOAL] + [
+        "--full"
+    ] * work.full
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=LIMIT, env=environment)
     if done.returncode:

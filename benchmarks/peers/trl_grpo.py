@@ -27,6 +27,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--eval-every", type=int, default=0)
+    parser.add_argument("--goal", type=float, default=2.0, help="held-out reward to stop at")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", required=True)
     return parser.parse_args()
@@ -42,8 +43,8 @@ def reward(completions: list, answer: list, **_: object) -> list[float]:
 class Record(TrainerCallback):
     """Times of the steps, without the evaluations in between."""
 
-    def __init__(self, evaluate, every: int) -> None:
-        self.evaluate, self.every = evaluate, every
+    def __init__(self, evaluate, every: int, goal: float) -> None:
+        self.evaluate, self.every, self.goal = evaluate, every, goal
         self.ends, self.rewards, self.held, self.away = [], [], [], 0.0
 
     def on_train_begin(self, args, state, control, **_: object) -> None:
@@ -57,6 +58,7 @@ class Record(TrainerCallback):
         if self.every and len(self.ends) % self.every == 0:
             paused = time.perf_counter()
             self.held.append([len(self.ends), self.ends[-1], self.evaluate()])
+            control.should_training_stop = self.held[-1][2] >= self.goal
             self.away += time.perf_counter() - paused
 
 
@@ -109,7 +111,7 @@ def main() -> None:
         disable_tqdm=True,
         seed=args.seed,
     )
-    record = Record(evaluate, args.eval_every)
+    record = Record(evaluate, args.eval_every, args.goal)
     dataset = Dataset.from_list([{"prompt": chat(row["prompt"]), "answer": row["answer"]} for row in train])
     trainer = GRPOTrainer(
         model=model, reward_funcs=reward, args=config, train_dataset=dataset, processing_class=tokenizer, callbacks=[record]
