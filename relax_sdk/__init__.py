@@ -7,6 +7,7 @@ Write an environment, register it, train a model on it:
     relax.Trainer(env="tone-v0").fit(steps=200)
 """
 
+from relax_sdk.client import AsyncClient, Client
 from relax_sdk.config import (
     FROM_SCRATCH,
     AlgorithmConfig,
@@ -34,6 +35,8 @@ from relax_sdk.errors import (
     RelaxError,
     RewardError,
     RunError,
+    ServiceError,
+    ServiceUnavailable,
     TokenError,
     TrainingError,
 )
@@ -56,8 +59,10 @@ __all__ = [
     "Agent",
     "AlgorithmConfig",
     "AssistantMessage",
+    "AsyncClient",
     "Audio",
     "CheckpointError",
+    "Client",
     "ConfigError",
     "EngineAborted",
     "EngineError",
@@ -90,6 +95,8 @@ __all__ = [
     "RunError",
     "Sample",
     "SamplingParams",
+    "ServiceError",
+    "ServiceUnavailable",
     "Session",
     "Status",
     "StepOutcome",

@@ -15,7 +15,9 @@ RelaxError
 ├── JournalError             the journal cannot be read or written, or a lease is not held
 ├── TrainingError            the trainer failed
 │   └── CheckpointError      a checkpoint is missing, damaged or of another model
-└── RunError                 a run ended before its last step
+├── RunError                 a run ended before its last step
+└── ServiceError             a rollout service refused a request
+    └── ServiceUnavailable   it cannot be reached, or is too busy
 """
 
 __all__ = [
@@ -33,6 +35,8 @@ __all__ = [
     "RelaxError",
     "RewardError",
     "RunError",
+    "ServiceError",
+    "ServiceUnavailable",
     "TokenError",
     "TrainingError",
 ]
@@ -103,3 +107,21 @@ class CheckpointError(TrainingError):
 
 class RunError(RelaxError):
     """A run ended before its last step; the message says where it is and how to resume it."""
+
+
+class ServiceError(RelaxError):
+    """A rollout service refused a request; the message is the service's.
+
+    Args:
+        message: what was wrong.
+        status: of the HTTP answer; 0 if there was none.
+        code: for programs.
+    """
+
+    def __init__(self, message: str, status: int = 0, code: str = "") -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+class ServiceUnavailable(ServiceError):
+    """A rollout service cannot be reached, is too busy, or is shutting down."""

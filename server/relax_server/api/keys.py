@@ -143,7 +143,8 @@ class KeyRing:
         """All keys without their hashes, oldest first."""
         columns = [column for column in keys.c if column.name != "hash"]
         with self._journal.reading("list keys") as connection:
-            return [dict(row) for row in connection.execute(select(*columns).order_by(keys.c.created_at)).mappings()]
+            rows = connection.execute(select(*columns).order_by(keys.c.created_at)).mappings().all()
+        return [{str(name): value for name, value in row.items()} for row in rows]
 
     def revoke(self, id: str) -> bool:
         """End a key; False if there is none, or it was ended before."""

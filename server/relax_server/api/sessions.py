@@ -30,6 +30,8 @@ from relax_server.rollout.recorder import Shown
 
 RUN = "sessions"
 """The journal's run that sessions belong to if they name none."""
+DONE_SECONDS = 60.0
+"""Without a call, after which a session whose environment has ended is finished; until then rewards may come from outside."""
 KEPT = 4096
 """Ended sessions whose outcome is remembered."""
 USABLE = frozenset({Status.COMPLETED, Status.TRUNCATED})
@@ -162,8 +164,6 @@ class ExternalSession:
         self.core.events.add(
             self.topic, "step", reward=outcome.reward, terminated=outcome.terminated, truncated=outcome.truncated
         )
-        if outcome.done:
-            self._finish.set()
         return outcome
 
     def reward(self, name: str, value: float) -> None:
@@ -256,14 +256,16 @@ class ExternalSession:
             self._idle_since = time.monotonic()
 
     def _look_for_idleness(self) -> None:
-        """Cancel it when nothing was asked for too long."""
-        left = self.core.config.idle_timeout - (time.monotonic() - self._idle_since)
+        """Cancel it when nothing was asked for too long; one whose environment has ended is finished."""
+        limit = self.core.config.idle_timeout
+        done = self.episode.session.done
+        left = (min(limit, DONE_SECONDS) if done else limit) - (time.monotonic() - self._idle_since)
         if self.over:
             return
         if left <= 0 and not self._calls:
-            self.cancel()
+            self._finish.set() if done else self.cancel()
             return
-        self._watch = asyncio.get_running_loop().call_later(max(left, 0.05), self._look_for_idleness)
+        self._watch = asyncio.get_running_loop().call_later(min(max(left, 0.05), DONE_SECONDS), self._look_for_idleness)
 
 
 class SessionHub:

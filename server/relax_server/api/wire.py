@@ -22,11 +22,11 @@ PING_SECONDS = 15
 _MARK = MEDIA_SCHEME.encode()
 
 
-async def read_json(request: Request, limit: int) -> tuple[Any, int, bool]:
-    """A request's body as JSON, its size, and whether it names media of the store.
+async def read_body(request: Request, limit: int) -> bytes:
+    """A request's body.
 
     Raises:
-        ApiError: too large, or not JSON.
+        ApiError: too large.
     """
     stated = request.headers.get("content-length", "0")
     if stated.isdigit() and int(stated) > limit:
@@ -37,9 +37,18 @@ async def read_json(request: Request, limit: int) -> tuple[Any, int, bool]:
         if size > limit:
             raise ApiError(413, f"the body has more than {limit} bytes", "too_large")
         parts.append(part)
-    body = b"".join(parts)
+    return b"".join(parts)
+
+
+async def read_json(request: Request, limit: int) -> tuple[Any, int, bool]:
+    """A request's body as JSON, its size, and whether it names media of the store.
+
+    Raises:
+        ApiError: too large, or not JSON.
+    """
+    body = await read_body(request, limit)
     try:
-        return orjson.loads(body), size, _MARK in body
+        return orjson.loads(body), len(body), _MARK in body
     except orjson.JSONDecodeError as error:
         raise bad(f"the body is not JSON: {error}", code="invalid_json") from error
 

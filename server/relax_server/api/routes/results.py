@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path
 from fastapi.responses import FileResponse, Response
+from starlette.requests import Request
 
 from relax_sdk.errors import RelaxError
+from relax_sdk.media import PARTS, MediaRef
 from relax_server.api.dependencies import Caller, Core
 from relax_server.api.errors import unknown
-from relax_server.api.wire import json_response, whole_trajectory
+from relax_server.api.wire import json_response, read_body, whole_trajectory
 
 router = APIRouter()
+
+MEDIA_LIMIT = 120.0
+"""Seconds to decode and store one item."""
 
 
 @router.get("/v1/trajectories/{id:path}")
@@ -33,3 +39,14 @@ async def media(core: Core, key: Caller, sha256: Annotated[str, Path(pattern="^[
         raise unknown("media", sha256)
     headers = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
     return FileResponse(core.store.path(ref), media_type=ref.mime, headers=headers)
+
+
+@router.post("/v1/media/{kind}", status_code=201)
+async def put_media(core: Core, key: Caller, kind: Literal["image", "audio", "video"], request: Request) -> Response:
+    """Store a media item, the body as it is; messages can then name it as `relax-media:<sha256>`."""
+    data = await read_body(request, core.config.max_body)
+
+    def store() -> MediaRef:
+        return core.store.put(PARTS[kind].from_bytes(data))
+
+    return json_response(asdict(await core.media_threads.call(store, limit=MEDIA_LIMIT)), 201)

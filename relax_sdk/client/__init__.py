@@ -1,0 +1,24 @@
+"""`Client` and `AsyncClient`: a rollout service from Python, with the same names in both.
+
+with relax.Client("http://127.0.0.1:8000") as service, service.session("tone-v0") as session:
+    answer = session.chat(session.observation)
+    session.step(answer)
+    print(session.finish().reward)
+"""
+
+from relax_sdk.client.aio import AsyncClient, AsyncRemoteSession, AsyncRollout
+from relax_sdk.client.calls import Event, Finished, RolloutState, Step
+from relax_sdk.client.sync import Client, RemoteSession, Rollout
+
+__all__ = [
+    "AsyncClient",
+    "AsyncRemoteSession",
+    "AsyncRollout",
+    "Client",
+    "Event",
+    "Finished",
+    "RemoteSession",
+    "Rollout",
+    "RolloutState",
+    "Step",
+]

@@ -1,0 +1,253 @@
+"""`Client`: a rollout service, call by call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from relax_sdk.client.calls import (
+    ATTEMPTS,
+    STREAM_TIMEOUT,
+    URL,
+    Call,
+    Event,
+    Finished,
+    RolloutState,
+    SessionFields,
+    Settings,
+    Step,
+    chat_call,
+    failed,
+    may_repeat,
+    open_call,
+    pause,
+    read_event,
+    read_message,
+    read_rollout,
+    read_trajectory,
+    reward_call,
+    step_call,
+    submit_call,
+    unreachable,
+)
+from relax_sdk.errors import ServiceError, ServiceUnavailable
+from relax_sdk.media import Media, MediaRef
+from relax_sdk.messages import AssistantMessage
+from relax_sdk.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    import httpx
+
+
+class Client(Settings):
+    """A rollout service.
+
+    What is safe to repeat is repeated, with growing pauses, when the service cannot be reached or is busy; an event stream
+    goes on where it broke off. Every method raises `ServiceError` when the service refuses, `ServiceUnavailable` when it
+    cannot be reached in the end.
+
+    Args:
+        url: of the service.
+        key: for services that want one.
+        timeout: seconds for one request.
+    """
+
+    def __init__(self, url: str = URL, key: str | None = None, *, timeout: float = 600.0) -> None:
+        import httpx
+
+        super().__init__(url, key, timeout)
+        self._http = httpx.Client(base_url=self.url, headers=self.headers, timeout=timeout)
+
+    def envs(self) -> list[dict[str, Any]]:
+        """The environments that can be played."""
+        return self._send(Call("GET", "/v1/envs"))["envs"]
+
+    def models(self) -> dict[str, Any]:
+        """The model, its engines and their weight versions."""
+        return self._send(Call("GET", "/v1/models"))
+
+    def rollout(self, env: str, *, idempotency_key: str | None = None, **settings: Any) -> Rollout:
+        """Let the service play groups of episodes.
+
+        Args:
+            env: registered there.
+            idempotency_key: the same key gives the same rollout; default: a new one, kept over repetitions of this call.
+            **settings: `n` or `tasks`, `group_size`, `split`, `seed`, `sampling`, `limits`, `run`, `on_failure`.
+        """
+        return Rollout(self, read_rollout(self._send(submit_call(env, settings, idempotency_key))))
+
+    def get_rollout(self, id: str) -> Rollout:
+        """A rollout that was submitted before."""
+        return Rollout(self, read_rollout(self._send(Call("GET", f"/v1/rollouts/{id}"))))
+
+    def session(self, env: str = "none", **settings: Any) -> RemoteSession:
+        """Open an episode that is played from here; a context manager.
+
+        Args:
+            env: registered there; `none`: the world is the agent's own.
+            **settings: `split`, `task_index`, `seed`, `sample_index`, `mode`, `sampling`, `limits`, `media`, `metadata`.
+        """
+        return RemoteSession(self, self._send(open_call(env, settings)))
+
+    def trajectory(self, id: str) -> Trajectory:
+        """A trajectory with all its tokens."""
+        return read_trajectory(self._send(Call("GET", f"/v1/trajectories/{id}")))
+
+    def media(self, sha256: str) -> bytes:
+        """The bytes of a media item."""
+        return self._send(Call("GET", f"/v1/media/{sha256}", raw=True))
+
+    def put_media(self, media: Media) -> MediaRef:
+        """Store a media item there; messages can then name it as `relax-media:<sha256>`."""
+        return MediaRef(**self._send(Call("POST", f"/v1/media/{media.kind}", content=media.bytes())))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _send(self, call: Call) -> Any:
+        import httpx
+
+        attempt = 0
+        while True:
+            response: httpx.Response | None = None
+            try:
+                response = self._http.request(
+                    call.method, call.path, json=call.json, content=call.content, params=call.params, headers=call.headers
+                )
+                if response.is_success:
+                    return response.content if call.raw else response.json()
+                failure: ServiceError = failed(response)
+            except httpx.TransportError as error:
+                failure = unreachable(self.url, error)
+            if not may_repeat(call, attempt, response):
+                raise failure
+            time.sleep(pause(attempt, response))
+            attempt += 1
+
+    def _events(self, path: str, after: int) -> Iterator[Event]:
+        import httpx
+        from httpx_sse import connect_sse
+
+        attempt = 0
+        while True:
+            try:
+                timeout = httpx.Timeout(self.timeout, read=STREAM_TIMEOUT)
+                headers = {"Last-Event-ID": str(after)}
+                with connect_sse(self._http, "GET", path, headers=headers, timeout=timeout) as stream:
+                    if not stream.response.is_success:
+                        stream.response.read()
+                        raise failed(stream.response)
+                    for line in stream.iter_sse():
+                        event, attempt = read_event(line), 0
+                        after = event.id
+                        yield event
+                        if event.kind == "finished":
+                            return
+                failure: ServiceError = ServiceUnavailable(f"{path}: the stream of events ended early", 0, "")
+            except httpx.TransportError as error:
+                failure = unreachable(self.url, error)
+            except ServiceUnavailable as error:
+                failure = error
+            attempt += 1
+            if attempt >= ATTEMPTS:
+                raise failure
+            time.sleep(pause(attempt))
+
+
+class Rollout:
+    """Groups of episodes that the service plays."""
+
+    def __init__(self, client: Client, state: RolloutState) -> None:
+        self._client = client
+        self.id = state.id
+        self.state = state
+        """As last heard of."""
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """What happens, until it is over: `group` for each that is durable, at last `finished`.
+
+        Args:
+            after: only behind the event with this id.
+        """
+        return self._client._events(f"/v1/rollouts/{self.id}/events", after)
+
+    def wait(self) -> RolloutState:
+        """Wait until it is over."""
+        for _ in self.events():
+            pass
+        return self.refresh()
+
+    def refresh(self) -> RolloutState:
+        """Ask where it is."""
+        self.state = read_rollout(self._client._send(Call("GET", f"/v1/rollouts/{self.id}")))
+        return self.state
+
+    def cancel(self) -> RolloutState:
+        """End it; what is durable stays."""
+        self.state = read_rollout(self._client._send(Call("DELETE", f"/v1/rollouts/{self.id}")))
+        return self.state
+
+
+class RemoteSession(SessionFields):
+    """One episode that is played from here. Leaving the context finishes it, or cancels it after an error."""
+
+    def __init__(self, client: Client, opened: Mapping[str, Any]) -> None:
+        super().__init__(opened)
+        self._client = client
+
+    def chat(self, messages: Sequence[Any], **settings: Any) -> dict[str, Any]:
+        """One model call; returns the assistant's message.
+
+        Args:
+            messages: OpenAI messages, or `Message` objects.
+            **settings: fields of a chat request, such as `max_tokens`.
+        """
+        message = read_message(self._client._send(chat_call(self.id, messages, settings)))
+        self._turns += 1
+        return message
+
+    def step(self, action: AssistantMessage | Mapping[str, Any] | str) -> Step:
+        """Act in the environment; tool calls go to its tools."""
+        return Step(**self._client._send(step_call(self.id, action)))
+
+    def reward(self, value: float, name: str = "reward") -> None:
+        """Set a component of the reward from here."""
+        self._client._send(reward_call(self.id, value, name))
+
+    def finish(self) -> Finished:
+        """End the episode; returns when its trajectory is scored and durable."""
+        if self.finished is None:
+            self.finished = Finished(**self._client._send(Call("POST", f"/v1/sessions/{self.id}/finish")))
+        return self.finished
+
+    def cancel(self) -> None:
+        """End it without a reward."""
+        self._client._send(Call("DELETE", f"/v1/sessions/{self.id}"))
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """What happens in it, until it is over."""
+        return self._client._events(f"/v1/sessions/{self.id}/events", after)
+
+    def trajectory(self) -> Trajectory:
+        """What was recorded, once it is finished."""
+        return self._client.trajectory(self.trajectory_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.finished is not None:
+            return
+        if error is None and self._turns:
+            self.finish()
+        else:
+            self.cancel()

@@ -1,0 +1,179 @@
+"""Keys, rights, quotas and fair shares."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+from relax_server.api.errors import ApiError
+from relax_server.api.keys import Key, KeyRing
+from relax_server.api.quotas import FairSlots, TokenRates
+from relax_server.journal.sql import SqlJournal
+from sample_groups import ManualClock
+from service_process import Service
+
+import relax_sdk as relax
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def make_key(service: Service, **body) -> dict:
+    with service.client() as client:
+        answer = client.post("/v1/keys", json={"name": "test"} | body)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def test_no_key_no_answer(locked: Service) -> None:
+    with locked.client("") as client:
+        for method, path in (("GET", "/v1/envs"), ("POST", "/v1/sessions"), ("GET", "/v1/trajectories/x"), ("GET", "/v1/keys")):
+            answer = client.request(method, path, json={} if method == "POST" else None)
+            assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error", path
+        assert client.get("/healthz").status_code == 200
+    with locked.client("rlx_wrong") as client:
+        assert "unknown, revoked or expired" in client.get("/v1/envs").json()["error"]["message"]
+
+
+def test_rights(locked: Service) -> None:
+    key = make_key(locked, rights=["run"])
+    with locked.client(key["secret"]) as client:
+        assert client.get("/v1/envs").status_code == 200
+        refused = client.get("/v1/keys")
+        assert refused.status_code == 403 and "no right to admin" in refused.json()["error"]["message"]
+
+
+def test_another_key_s_session_is_as_good_as_unknown(locked: Service) -> None:
+    mine, other = make_key(locked), make_key(locked)
+    with locked.client(mine["secret"]) as client:
+        session = client.post("/v1/sessions", json={}).json()
+        rollout = client.post("/v1/rollouts", json={"env": "tone-v0", "n": 1}).json()
+    with locked.client(other["secret"]) as client:
+        assert client.get(f"/v1/sessions/{session['id']}").status_code == 404
+        assert client.get(f"/v1/rollouts/{rollout['id']}").status_code == 404
+        assert session["id"] not in str(client.get("/v1/sessions").json())
+    with locked.client(session["key"]) as client:
+        assert client.get(f"/v1/sessions/{session['id']}").status_code == 200
+        assert client.get("/v1/envs").status_code == 401, "a session's key opens nothing else"
+    with locked.client() as client:
+        assert client.get(f"/v1/sessions/{session['id']}").status_code == 200, "an admin sees it"
+
+
+def test_the_session_s_key_alone_names_the_session(locked: Service) -> None:
+    with locked.client() as client:
+        session = client.post("/v1/sessions", json={"sampling": {"max_new_tokens": 2}}).json()
+    agent = openai.OpenAI(base_url=f"{locked.url}/v1/openai/v1", api_key=session["key"], max_retries=0)
+    assert agent.chat.completions.create(model="x", messages=HELLO).choices
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{locked.url}/v1/openai/v1", api_key="no", max_retries=0).chat.completions.create(
+            model="x", messages=HELLO
+        )
+
+
+def test_episodes_and_tokens_are_limited(locked: Service) -> None:
+    few = make_key(locked, episodes=1)
+    with locked.client(few["secret"]) as client:
+        first = client.post("/v1/sessions", json={}).json()
+        refused = client.post("/v1/sessions", json={})
+        assert refused.status_code == 429 and "Retry-After" in refused.headers
+        client.delete(f"/v1/sessions/{first['id']}")
+        assert client.post("/v1/sessions", json={}).status_code == 201
+    slow = make_key(locked, tokens_per_minute=3)
+    with locked.client(slow["secret"]) as client:
+        session = client.post("/v1/sessions", json={"sampling": {"max_new_tokens": 8, "ignore_eos": True}}).json()
+    agent = openai.OpenAI(base_url=session["base_url"], api_key=session["key"], max_retries=0)
+    agent.chat.completions.create(model="x", messages=HELLO)
+    with pytest.raises(openai.RateLimitError, match="3 tokens a minute; try again in"):
+        agent.chat.completions.create(model="x", messages=HELLO)
+
+
+def test_a_revoked_key_ends(locked: Service) -> None:
+    key = make_key(locked)
+    with locked.client() as client:
+        assert key["id"] in str(client.get("/v1/keys").json())
+        assert client.delete(f"/v1/keys/{key['id']}").json()["revoked"] is True
+        assert client.delete(f"/v1/keys/{key['id']}").status_code == 404
+    with locked.client(key["secret"]) as client:
+        assert client.get("/v1/envs").status_code == 401
+
+
+def test_keys_are_hashed_at_rest_and_expire(tmp_path: Path) -> None:
+    clock = ManualClock()
+    journal = SqlJournal(tmp_path / "journal.db")
+    ring = KeyRing(journal, clock)
+    secret, key = ring.create("a", lifetime=60.0)
+    journal.engine.dispose()
+    for file in tmp_path.iterdir():
+        assert secret.encode() not in file.read_bytes()
+    assert ring.find(secret) == key and ring.any()
+    clock.advance(61)
+    assert ring.find(secret) is None and not ring.any()
+    for wrong in (dict(rights=["fly"]), dict(rights=[]), dict(episodes=0), dict(tokens_per_minute=0), dict(lifetime=0)):
+        with pytest.raises(relax.ConfigError, match="key"):
+            ring.create("b", **wrong)
+    journal.close()
+    assert sqlite3.connect(tmp_path / "journal.db").execute("select count(*) from keys").fetchone() == (1,)
+
+
+def test_another_address_than_this_machine_s_wants_a_key(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "relax_sdk.cli", "serve", "--host", "0.0.0.0", "--port", "0", "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "relax keys add NAME" in done.stderr
+
+
+def test_the_keys_command(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "relax_sdk.cli", "keys", *arguments, "--folder", str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    secret = run("add", "me", "--rights", "run,upload").stdout.strip()
+    assert secret.startswith("rlx_")
+    line = run("list").stdout
+    assert "me  run, upload" in line and "works" in line and secret not in line
+    assert run("revoke", line.split()[0]).returncode == 0 and "revoked" in run("list").stdout
+    assert run("add", "x", "--rights", "fly").returncode == 1
+
+
+def test_token_rates_fill_up_steadily() -> None:
+    clock = ManualClock(0.0)
+    rates, key = TokenRates(clock), Key("k", "k", frozenset(), 1, tokens_per_minute=60)
+    rates.check(key)
+    rates.take(key, 90)
+    with pytest.raises(ApiError, match="try again in 31 s"):
+        rates.check(key)
+    clock.advance(31)
+    rates.check(key)
+
+
+async def test_a_free_place_goes_to_the_key_that_has_fewest() -> None:
+    slots, order = FairSlots(2), []
+
+    async def episode(key: str) -> None:
+        place = slots.of(key, 10)
+        await place.acquire()
+        order.append(key)
+        await asyncio.sleep(0.01)
+        place.release()
+
+    await asyncio.gather(*(episode("greedy") for _ in range(20)), *(episode("modest") for _ in range(3)))
+    assert order.index("modest") <= 2 and [k for k in order[:7]].count("modest") == 3
+    assert not slots.running and not slots.waiting
+
+
+async def test_a_key_s_limit_and_cancelled_waits() -> None:
+    slots = FairSlots(10)
+    one = slots.of("a", 1)
+    await one.acquire()
+    waiting = asyncio.create_task(one.acquire())
+    other = asyncio.create_task(slots.of("b", 1).acquire())
+    await asyncio.sleep(0)
+    assert not waiting.done() and other.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    one.release()
+    await asyncio.wait_for(one.acquire(), 1)
+    assert slots.running == {"a": 1, "b": 1} and not slots.waiting
