@@ -37,5 +37,17 @@ lint: $(STAMP)
 chaos: $(STAMP)
 	@$(BIN)/python -m benchmarks.chaos
 
+# Other systems, each in an environment of its own, for benchmarks beside them.
+.venv-trl: benchmarks/peers/trl.txt
+	@echo "==> TRL into $@ (about 2 GB)"
+	@$(PYTHON) -m venv $@ && $@/bin/pip install --progress-bar off -q torch==2.13.0
+	@$@/bin/pip install --progress-bar off -q -r $< && touch $@
+
+.venv-sglang: benchmarks/peers/sglang.txt
+	@echo "==> SGLang into $@ (about 3 GB)"
+	@$(PYTHON) -m venv $@ && $@/bin/pip install --progress-bar off -q torch==2.13.0
+	@$@/bin/pip install --progress-bar off -q --no-deps sglang==0.5.23 torchvision==0.28.0 triton==3.6.0
+	@$@/bin/pip install --progress-bar off -q -r $< && touch $@
+
 clean:
 	rm -rf $(VENV) build dist
