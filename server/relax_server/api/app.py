@@ -18,10 +18,11 @@ from relax_sdk.errors import RelaxError
 from relax_server.api.chat_route import ChatRoute
 from relax_server.api.core import ServiceCore
 from relax_server.api.errors import ApiError, as_api_error, bad
+from relax_server.api.openai_responses import ResponsesRoute
 from relax_server.api.rollouts import RolloutHub
 from relax_server.api.routes import health, keys, results, rollouts, sessions
 from relax_server.api.sessions import SessionHub
-from relax_server.api.wire import error_response
+from relax_server.api.wire import error_response, json_response
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +53,15 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
 
     for module in (health, sessions, rollouts, results, keys):
         app.include_router(module.router)
-    chat = ChatRoute(core, hub)
-    app.router.routes.append(Route("/v1/sessions/{id}/openai/v1/chat/completions", chat.handle, methods=["POST"]))
-    app.router.routes.append(Route("/v1/openai/v1/chat/completions", chat.handle, methods=["POST"]))
+
+    async def models(request: Request) -> Response:
+        model = {"id": core.config.model, "object": "model", "created": 0, "owned_by": "relax"}
+        return json_response({"object": "list", "data": [model]})
+
+    for path, route in (("chat/completions", ChatRoute(core, hub)), ("responses", ResponsesRoute(core, hub))):
+        for base in ("/v1/sessions/{id}/openai/v1", "/v1/openai/v1"):
+            app.router.routes.append(Route(f"{base}/{path}", route.handle, methods=["POST"]))
+            app.router.routes.append(Route(f"{base}/models", models, methods=["GET"]))
     return app
 
 

@@ -38,8 +38,8 @@ MOST_STOPS = 16
 
 
 @dataclass(frozen=True)
-class ChatCall:
-    """A chat request, understood."""
+class ModelCall:
+    """A request for one answer of the model, understood."""
 
     messages: list[Message]
     sampling: SamplingParams
@@ -47,10 +47,16 @@ class ChatCall:
     """None: the request names none, so the environment's are offered."""
     tools_key: str
     stream: bool
+    model: str
+
+
+@dataclass(frozen=True)
+class ChatCall(ModelCall):
+    """A chat request."""
+
     usage: bool
     """Whether a stream ends with a chunk of token counts."""
     logprobs: bool
-    model: str
 
 
 def read_chat(body: Any, base: SamplingParams, media: Mapping[str, MediaRef], fixed: bool) -> ChatCall:
@@ -212,7 +218,7 @@ def completion(id: str, call: ChatCall, answer: Answer, processor: Processor) ->
     wire = answer.message.to_openai()
     wire["content"] = wire["content"] or None if answer.message.tool_calls else wire["content"]
     choice: dict[str, Any] = {"index": 0, "message": wire, "finish_reason": finish_reason(answer.message)}
-    choice["logprobs"] = logprobs(answer.turn, 0, processor) if call.logprobs else None
+    choice["logprobs"] = logprobs(answer.turn, processor) if call.logprobs else None
     return {**head(id, "chat.completion", call.model), "choices": [choice], "usage": usage(answer.turn), **extra(answer.turn)}
 
 
@@ -242,10 +248,10 @@ def extra(turn: Turn) -> dict[str, Any]:
     return {"relax": {"weight_versions": [[s.version, s.start, s.end] for s in turn.weight_versions]}}
 
 
-def logprobs(turn: Turn, start: int, processor: Processor) -> dict[str, Any]:
-    """Logprobs of the tokens from `start` on."""
+def logprobs(turn: Turn, processor: Processor) -> dict[str, Any]:
+    """Logprobs of all tokens of an answer."""
     rows = []
-    for id, value in zip(turn.response_ids[start:], turn.response_logprobs[start:], strict=True):
+    for id, value in zip(turn.response_ids, turn.response_logprobs, strict=True):
         text = processor.decode([id])
         rows.append({"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []})
     return {"content": rows, "refusal": None}

@@ -78,6 +78,8 @@ class ExternalSession:
         self._idle_since = time.monotonic()
         self._calls = 0
         self._watch: asyncio.TimerHandle | None = None
+        self.responses: dict[str, list[Message]] = {}
+        """Conversations by the id of the response that ended them."""
         self.media_form = "reference"
         """How observations name media."""
         self.saved: asyncio.Future[Trajectory] = asyncio.get_running_loop().create_future()

@@ -1,0 +1,193 @@
+"""What the OpenAI routes share: the session of a request, its media, one model call, and its answer while it grows."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from relax_sdk.config import SamplingParams
+from relax_sdk.errors import RelaxError
+from relax_sdk.media import MediaRef
+from relax_sdk.messages import AssistantMessage
+from relax_server.api.auth import bearer, session_of
+from relax_server.api.core import ServiceCore
+from relax_server.api.errors import ApiError, as_api_error
+from relax_server.api.openai_chat import ModelCall, shown
+from relax_server.api.sessions import ExternalSession, SessionHub
+from relax_server.api.text_stream import TextStream
+from relax_server.api.wire import error_response, media_names, read_json
+from relax_server.engines.base import Generation
+from relax_server.rollout.calls import Answer
+
+LARGE = 64 << 10
+"""Bytes of a body that is read in a thread: it holds media, whose bytes are hashed."""
+PARSE_LIMIT = 60.0
+"""Seconds for that."""
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class GrowingAnswer:
+    """An answer that is told while it grows.
+
+    Args:
+        text: finds out what of it is settled.
+        begin: starts the call, given somebody to tell of partial answers.
+    """
+
+    def __init__(self, text: TextStream, begin: Callable[[Callable[[Generation], None]], Any]) -> None:
+        self._text = text
+        self._partials: asyncio.Queue[Generation | None] = asyncio.Queue()
+        self._asking: asyncio.Task[Answer] = asyncio.get_running_loop().create_task(begin(self._partials.put_nowait))
+        self._asking.add_done_callback(lambda _: self._partials.put_nowait(None))
+        self._first: Generation | None = None
+
+    async def first(self) -> None:
+        """Wait for the first token, or the end.
+
+        Raises:
+            RelaxError: the call failed before there was one.
+        """
+        try:
+            self._first = await self._partials.get()
+            if self._first is None and self._asking.exception() is not None:
+                await self._asking
+        except BaseException:
+            self.cancel()
+            raise
+
+    async def pieces(self) -> AsyncIterator[str]:
+        """Settled text, each piece once."""
+        partial = self._first
+        while partial is not None:
+            while not self._partials.empty():  # only the newest state matters
+                later = self._partials.get_nowait()
+                if later is None:
+                    self._partials.put_nowait(None)
+                    break
+                partial = later
+            new = self._text.feed(partial.response_ids)
+            if new:
+                yield new
+            partial = await self._partials.get()
+
+    async def end(self) -> tuple[Answer, str]:
+        """The whole answer, and the text of it that was not told yet.
+
+        Raises:
+            RelaxError: the call failed.
+        """
+        answer = await self._asking
+        return answer, self._text.finish(answer.message.text)
+
+    def cancel(self) -> None:
+        """Nobody listens any more: the generation is aborted."""
+        self._asking.cancel()
+
+
+class ModelRoute(ABC):
+    """One way of asking the model.
+
+    Args:
+        core: of the service.
+        hub: its sessions.
+    """
+
+    prefix: str
+    """Of the answers' ids."""
+    field: str
+    """Of the body, that holds the conversation."""
+
+    def __init__(self, core: ServiceCore, hub: SessionHub) -> None:
+        self.core, self.hub = core, hub
+        self._numbers = itertools.count()
+
+    @abstractmethod
+    def read(self, body: Any, base: SamplingParams, media: dict[str, MediaRef], session: ExternalSession) -> ModelCall:
+        """Understand a request.
+
+        Raises:
+            RelaxError: it cannot be carried out.
+        """
+
+    @abstractmethod
+    def whole(self, id: str, call: Any, answer: Answer, session: ExternalSession) -> Response:
+        """The answer in one piece."""
+
+    @abstractmethod
+    def events(self, id: str, call: Any, answer: GrowingAnswer, session: ExternalSession) -> AsyncIterator[bytes]:
+        """The answer as server-sent events."""
+
+    async def handle(self, request: Request) -> Response:
+        """Answer one request."""
+        try:
+            session = await self.session(request)
+            session.require_open()
+            body, size, named = await read_json(request, self.core.config.max_body)
+            media = await self.known(media_names(body.get(self.field)) if isinstance(body, dict) and named else set())
+            base = session.episode.task.sampling
+            if size > LARGE:
+                call = await self.core.media_threads.call(self.read, body, base, media, session, limit=PARSE_LIMIT)
+            else:
+                call = self.read(body, base, media, session)
+            id = f"{self.prefix}{session.id}-{next(self._numbers)}"
+            if not call.stream:
+                return self.whole(id, call, await self.ask(session, call), session)
+            text = TextStream(self.core.processor, call.sampling.stop)
+            answer = GrowingAnswer(text, lambda on_partial: self.ask(session, call, on_partial))
+            await answer.first()  # an error before the first token is answered as such
+            return StreamingResponse(
+                self.told(id, call, answer, session), headers=STREAM_HEADERS, media_type="text/event-stream"
+            )
+        except RelaxError as error:
+            return error_response(as_api_error(error))
+
+    async def told(self, id: str, call: ModelCall, answer: GrowingAnswer, session: ExternalSession) -> AsyncIterator[bytes]:
+        """The events; when the client goes away the generation is aborted."""
+        try:
+            async for event in self.events(id, call, answer, session):
+                yield event
+        finally:
+            answer.cancel()
+
+    async def session(self, request: Request) -> ExternalSession:
+        """The session in the path, or else the one that the key belongs to.
+
+        Raises:
+            ApiError: there is none.
+        """
+        id = request.path_params.get("id")
+        if id is not None:
+            return await session_of(request, self.core, self.hub, id)
+        session = self.hub.by_secret(bearer(request))
+        if session is None:
+            raise ApiError(401, "the key of a session is wanted here; open one with POST /v1/sessions", "invalid_api_key")
+        return session
+
+    async def known(self, names: set[str]) -> dict[str, MediaRef]:
+        """References of stored media; unknown ones are left out, and their message is refused later."""
+        found = {name: await self.core.media_ref(name) for name in names}
+        return {name: ref for name, ref in found.items() if ref is not None}
+
+    async def ask(
+        self, session: ExternalSession, call: ModelCall, on_partial: Callable[[Generation], None] | None = None
+    ) -> Answer:
+        """One model call, its answer as the client will see it."""
+        processor, stop = self.core.processor, call.sampling.stop
+
+        def as_shown(message: AssistantMessage, turn: Any) -> AssistantMessage:
+            return shown(message, turn, stop, processor)
+
+        return await session.generate(call.messages, call.sampling, call.tools, call.tools_key, on_partial, as_shown)
+
+
+def data(body: Any, event: str | None = None) -> bytes:
+    """One server-sent event."""
+    name = f"event: {event}\n".encode() if event is not None else b""
+    return name + b"data: " + orjson.dumps(body) + b"\n\n"

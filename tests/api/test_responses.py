@@ -1,0 +1,149 @@
+"""The Responses API with the plain `openai` package."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from relax_server.api.openai_chat import shown
+from relax_server.api.openai_responses import output, read_items
+from relax_server.models.catalog import resolve_model
+from relax_server.models.processor import Processor
+from service_process import Service
+
+import relax_sdk as relax
+from relax_sdk.messages import AssistantMessage, Text, ToolCall
+from relax_sdk.trajectory import Turn
+
+
+def agent(session: dict) -> openai.OpenAI:
+    return openai.OpenAI(base_url=session["base_url"], api_key=session["key"], max_retries=0, timeout=60)
+
+
+def turns(service: Service, session: dict) -> list[dict]:
+    with service.client() as client:
+        done = client.post(f"/v1/sessions/{session['id']}/finish").json()
+        return client.get(f"/v1/trajectories/{done['trajectory_id']}").json()["turns"]
+
+
+def test_responses_go_on_from_each_other(service: Service) -> None:
+    session = service.open(sampling={"max_new_tokens": 5})
+    client = agent(session)
+    first = client.responses.create(model="any", input="hello", instructions="be brief")
+    assert first.status in ("completed", "incomplete") and first.usage.output_tokens <= 5
+    again = client.responses.create(model="any", input="and?", previous_response_id=first.id)
+    both = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": [{"type": "output_text", "text": first.output_text}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "and?"}]},
+    ]
+    client.responses.create(model="any", input=both)
+    one, two, three = turns(service, session)
+    known = one["prompt_ids"] + one["response_ids"]
+    assert two["prompt_ids"][: len(known)] == known and three["prompt_ids"] == two["prompt_ids"]
+    assert again.previous_response_id == first.id
+    assert client.models.list().data[0].id == "relax/tiny-omni"
+
+
+def test_a_streamed_response_is_what_the_package_expects(service: Service) -> None:
+    session = service.open(sampling={"max_new_tokens": 30})
+    events = list(agent(session).responses.create(model="any", input="hello", stream=True))
+    final = events[-1].response
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] in ("response.completed", "response.incomplete")
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == final.output_text and kinds.count("response.output_text.delta") > 3
+    assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 1
+
+
+def test_media_in_items_and_in_what_tools_return(service: Service) -> None:
+    picture = relax.Image.from_array(np.full((32, 32, 3), 7, np.uint8))
+    sound = relax.Audio.from_array(np.sin(np.arange(8000) / 5).astype(np.float32))
+    items = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "input_image", "image_url": picture.data_uri()},
+                {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound.bytes()).decode(), "format": "wav"}},
+                {"type": "input_text", "text": "what?"},
+            ],
+        },
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {
+            "type": "function_call_output",
+            "call_id": "c",
+            "output": [{"type": "input_image", "image_url": f"relax-media:{picture.ref.sha256}"}],
+        },
+    ]
+    with relax.Client(service.url) as client:
+        client.put_media(picture)
+    session = service.open(sampling={"max_new_tokens": 2})
+    agent(session).responses.create(model="any", input=items)
+    (turn,) = turns(service, session)
+    assert [ref["sha256"] for ref in turn["media"]] == [picture.ref.sha256, sound.ref.sha256, picture.ref.sha256]
+
+
+def test_calls_of_one_answer_become_one_message() -> None:
+    items = [
+        {"role": "user", "content": "x"},
+        {"type": "reasoning", "summary": []},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "let me see"}]},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"n": 1}'},
+        {"type": "function_call", "call_id": "b", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": "1"},
+    ]
+    user, said, result = read_items(items, {})
+    assert said.text == "let me see" and [(c.id, c.name, c.arguments) for c in said.tool_calls] == [
+        ("a", "f", {"n": 1}),
+        ("b", "g", {}),
+    ]
+    assert result.role == "tool" and result.tool_call_id == "a" and user.text == "x"
+
+
+def test_tool_calls_are_items_of_their_own() -> None:
+    message = AssistantMessage(content=(Text("hm"),), tool_calls=(ToolCall("c1", "guess", {"number": 2}),))
+    text, call = output("resp_1", message)
+    assert text["content"][0]["text"] == "hm"
+    assert (call["type"], call["call_id"], call["name"], json.loads(call["arguments"])) == (
+        "function_call",
+        "c1",
+        "guess",
+        {"number": 2},
+    )
+    assert [item["type"] for item in output("r", AssistantMessage())] == ["message"]
+
+
+def test_a_call_that_cannot_be_read_is_shown_as_the_text_it_was() -> None:
+    processor = Processor.load(resolve_model("relax/tiny-omni"))
+    text = "<tool_call>nonsense(</tool_call>"
+    ids = processor.tokenizer.encode(text, add_special_tokens=False)
+    turn = Turn([1], ids, [0.0] * len(ids))
+    message = processor.parse(ids, "stop", [])
+    assert message.tool_calls and message.tool_calls[0].error
+    assert shown(message, turn, (), processor).text == text
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({}, "input must be"),
+        ({"input": []}, "input must be"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, "input_file"),
+        ({"input": "x", "previous_response_id": "resp_no"}, "no such response"),
+        ({"input": "x", "text": {"format": {"type": "json_object"}}}, "text = "),
+        ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(service: Service, body: dict, says: str) -> None:
+    session = service.open()
+    answer = httpx.post(f"{session['base_url']}/responses", json=body, timeout=30)
+    assert answer.status_code == 400 and says in answer.json()["error"]["message"], answer.text
