@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,10 +56,37 @@ class _Call:
     """A recorded model call."""
 
     prompt: Prompt
-    response: Message
     turn: Turn
     closed: bool
-    tools_key: str
+    """The response ends with an end-of-turn token of its own."""
+
+
+class _Conversations:
+    """Conversations that were seen, as a tree of messages: finding one takes as long as it is, however many there are."""
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[int | str, Any], int] = {}
+
+    def walk(self, tools_key: str, messages: Sequence[Message]) -> list[int]:
+        """A number for each beginning of a conversation, as far as it is known."""
+        path: list[int] = []
+        at: int | str = tools_key
+        for message in messages:
+            number = self._next.get((at, _meaning(message)))
+            if number is None:
+                break
+            path.append(number)
+            at = number
+        return path
+
+    def add(self, tools_key: str, messages: Sequence[Message]) -> list[int]:
+        """The same, for a conversation that is known from now on."""
+        path: list[int] = []
+        at: int | str = tools_key
+        for message in messages:
+            at = self._next.setdefault((at, _meaning(message)), len(self._next))
+            path.append(at)
+        return path
 
 
 class TokenRecorder:
@@ -80,7 +108,11 @@ class TokenRecorder:
         self.tools = tools
         self.tools_key = tools_key
         self.turns: list[Turn] = []
-        self._calls: list[_Call] = []
+        self._known = _Conversations()
+        self._prompts: dict[int, _Call] = {}
+        """The last call for each conversation that was asked about."""
+        self._answered: dict[int, _Call] = {}
+        """The call that each conversation was answered by."""
 
     def plan(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None, tools_key: str = "") -> Plan:
         """Find out what is recorded of a conversation, and render the rest.
@@ -103,17 +135,17 @@ class TokenRecorder:
             raise EpisodeError(
                 "nothing follows the policy's last message: the environment must return an observation or end the episode"
             )
-        for call in reversed(self._calls):
-            if call.tools_key != tools_key:
-                continue
-            known = [*call.prompt.messages, call.response]
-            if len(messages) > len(known) and _begins_with(messages, known):
-                piece = self.renderer.append(messages[len(known) :], call.closed)
+        path = self._known.walk(tools_key, messages)
+        again = self._prompts.get(path[-1]) if len(path) == len(messages) else None
+        if again is not None:
+            return Plan(messages, again.prompt.ids, again.turn.prompt_ids, again.prompt.media, None, tools, tools_key)
+        for n in range(len(path), 0, -1):
+            call = self._answered.get(path[n - 1])
+            if call is not None and n < len(messages):
+                piece = self.renderer.append(messages[n:], call.closed)
                 ids = call.prompt.ids + call.turn.response_ids
                 expanded = call.turn.prompt_ids + call.turn.response_ids
                 return Plan(messages, ids, expanded, call.prompt.media, piece, tools, tools_key)
-            if len(messages) == len(known) - 1 and _begins_with(messages, call.prompt.messages):
-                return Plan(messages, call.prompt.ids, call.turn.prompt_ids, call.prompt.media, None, tools, tools_key)
         return Plan(messages, [], [], [], self.renderer.prompt(messages, tools, tools_key), tools, tools_key)
 
     def prompt(self, plan: Plan, features: Sequence[MediaFeatures]) -> Prompt:
@@ -178,7 +210,8 @@ class TokenRecorder:
         if shown is not None:
             message = shown(message, turn)
         closed = bool(turn.response_ids) and turn.response_ids[-1] in self.processor.eos_ids
-        self._calls.append(_Call(prompt, message, turn, closed, plan.tools_key))
+        call, path = _Call(prompt, turn, closed), self._known.add(plan.tools_key, [*prompt.messages, message])
+        self._prompts[path[-2]] = self._answered[path[-1]] = call
         return message
 
     def _check_prompt(self, prompt: Prompt, seen: list[int]) -> None:
@@ -219,18 +252,10 @@ class TokenRecorder:
             raise TokenError(f"{turn.engine}: the response holds media placeholders; the engine must never sample them")
 
 
-def _begins_with(messages: list[Message], known: list[Message]) -> bool:
-    return all(a is b or _same(a, b) for a, b in zip(messages, known, strict=False))
-
-
-def _same(a: Message, b: Message) -> bool:
-    """Whether two messages say the same; an agent may have sent ours through JSON and back."""
-    return (
-        a.role == b.role
-        and a.tool_call_id == b.tool_call_id
-        and _spoken(a) == _spoken(b)
-        and [(c.id, c.name, c.arguments) for c in a.tool_calls] == [(c.id, c.name, c.arguments) for c in b.tool_calls]
-    )
+def _meaning(message: Message) -> Any:
+    """Equal for messages that say the same; an agent may have sent ours through JSON and back."""
+    calls = tuple((c.id, c.name, json.dumps(c.arguments, sort_keys=True)) for c in message.tool_calls)
+    return message.role, message.tool_call_id, tuple(_spoken(message)), calls
 
 
 def _spoken(message: Message) -> list[Any]:
