@@ -79,7 +79,7 @@ async def play(
         media = tuple(MediaItem(m.ref, str(store.path(m.ref))) for m in prompt.media)
         (generation,) = await engine.generate(GenerateRequest(prompt.ids, sampling, media), timeout=120)
         recorded = recorder.record(prompt, generation, [m.ref for m in prompt.media], engine.url, 0.0)
-        messages.append(recorder.answer(prompt, recorded))
+        messages.append(recorder.answer(plan, prompt, recorded))
     return Trajectory(str(seed), "parity", "0", 0, "g", 0, 1, seed, relax.Status.COMPLETED, recorder.turns)
 
 

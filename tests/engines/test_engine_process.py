@@ -10,6 +10,7 @@ import sys
 
 import psutil
 import pytest
+from relax_server.engines.embedded.__main__ import _listen
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess
 
@@ -83,3 +84,10 @@ asyncio.run(main())
     await asyncio.to_thread(engine.wait, 15)
     assert not await client.health()
     await client.close()
+
+
+def test_what_is_sent_is_not_held_back() -> None:
+    """Only where the protocol is named does asyncio set TCP_NODELAY; without it tokens come in bursts of 40 ms."""
+    listener = _listen(0)
+    assert listener.proto == socket.IPPROTO_TCP
+    listener.close()

@@ -19,6 +19,8 @@ BATCH = 512
 """Events read in one go."""
 LIMIT = 60.0
 """Seconds that a read or a write may take."""
+PAUSE = 0.02
+"""Seconds in which events gather before they are written: a transaction costs about as much as fifty of them."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Event:
 class EventLog:
     """Events in the journal's database. Belongs to one event loop.
 
-    Events that come while others are being written are written together next, so their number costs little.
+    Events are gathered for a moment and written together, so their number costs little.
 
     Args:
         journal: whose database it is.
@@ -54,7 +56,7 @@ class EventLog:
         """Of the last write; what it held is tried again with the next."""
 
     def add(self, topic: str, kind: str, **data: Any) -> None:
-        """Note an event; it is written as soon as the one before is."""
+        """Note an event; it is written soon."""
         self._waiting.append({"topic": topic, "kind": kind, "data": data, "created_at": self._clock()})
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
@@ -111,6 +113,7 @@ class EventLog:
     async def _write(self) -> None:
         try:
             while self._waiting:
+                await asyncio.sleep(PAUSE)
                 batch, self._waiting = self._waiting, []
                 try:
                     await self._threads.call(self._insert, batch, limit=LIMIT)
