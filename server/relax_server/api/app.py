@@ -18,9 +18,10 @@ from relax_sdk.errors import RelaxError
 from relax_server.api.chat_route import ChatRoute
 from relax_server.api.core import ServiceCore
 from relax_server.api.errors import ApiError, as_api_error, bad
+from relax_server.api.metrics import ServiceState
 from relax_server.api.openai_responses import ResponsesRoute
 from relax_server.api.rollouts import RolloutHub
-from relax_server.api.routes import health, keys, results, rollouts, sessions
+from relax_server.api.routes import health, keys, results, rollouts, session_socket, sessions
 from relax_server.api.sessions import SessionHub
 from relax_server.api.wire import error_response, json_response
 
@@ -48,10 +49,11 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
         await core.close()
 
     app = FastAPI(title="Relax Gym", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None)
+    core.metrics.watch(ServiceState(lambda: _readings(core, hub, rolling)))
     app.state.core, app.state.hub, app.state.rollouts = core, hub, rolling
     _errors(app)
 
-    for module in (health, sessions, rollouts, results, keys):
+    for module in (health, sessions, session_socket, rollouts, results, keys):
         app.include_router(module.router)
 
     async def models(request: Request) -> Response:
@@ -63,6 +65,21 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
             app.router.routes.append(Route(f"{base}/{path}", route.handle, methods=["POST"]))
             app.router.routes.append(Route(f"{base}/models", models, methods=["GET"]))
     return app
+
+
+def _readings(core: ServiceCore, hub: SessionHub, rolling: RolloutHub) -> list[tuple[str, str, str, dict[str, float]]]:
+    """What the service is doing now, for its metrics."""
+    states = {str(state): float(n) for state, n in core.tally.states.items()}
+    engines = core.pool.stats()
+    return [
+        ("relax_episode_states", "Episodes that are in a state now, or ended in it.", "state", states),
+        ("relax_episodes_running", "Places taken.", "", {"": float(core.slots.running.total())}),
+        ("relax_episodes_waiting", "Episodes that wait for a place.", "", {"": float(core.slots.waiting)}),
+        ("relax_sessions_open", "Sessions that are not over.", "", {"": float(hub.open_count)}),
+        ("relax_rollouts_playing", "Rollouts under way.", "", {"": float(rolling.playing)}),
+        ("relax_engine_up", "Whether an engine answers.", "engine", {e["url"]: float(e["up"]) for e in engines}),
+        ("relax_engine_calls", "Calls in flight.", "engine", {e["url"]: float(e["running"]) for e in engines}),
+    ]
 
 
 def _errors(app: FastAPI) -> None:

@@ -19,6 +19,7 @@ from relax_server.api.errors import unknown
 from relax_server.api.events import EventLog
 from relax_server.api.freeform import FREE
 from relax_server.api.keys import Key, KeyRing
+from relax_server.api.metrics import Metrics
 from relax_server.api.quotas import FairSlots, TokenRates
 from relax_server.api.settings import ServiceConfig
 from relax_server.journal import open_journal
@@ -76,6 +77,7 @@ class ServiceCore:
         self.slots = FairSlots(config.concurrency)
         self.rates = TokenRates()
         self.tally = Tally()
+        self.metrics = Metrics()
         self.gate = asyncio.Event()
         self.gate.set()
         self.renderer = Renderer(processor)

@@ -16,13 +16,14 @@ from relax_sdk.config import SamplingParams
 from relax_sdk.errors import RelaxError
 from relax_sdk.media import MediaRef
 from relax_sdk.messages import AssistantMessage
+from relax_server.api.actions import known_media
 from relax_server.api.auth import bearer, session_of
 from relax_server.api.core import ServiceCore
 from relax_server.api.errors import ApiError, as_api_error
 from relax_server.api.openai_chat import ModelCall, shown
 from relax_server.api.sessions import ExternalSession, SessionHub
 from relax_server.api.text_stream import TextStream
-from relax_server.api.wire import error_response, media_names, read_json
+from relax_server.api.wire import error_response, read_json
 from relax_server.engines.base import Generation
 from relax_server.rollout.calls import Answer
 
@@ -130,7 +131,7 @@ class ModelRoute(ABC):
             session = await self.session(request)
             session.require_open()
             body, size, named = await read_json(request, self.core.config.max_body)
-            media = await self.known(media_names(body.get(self.field)) if isinstance(body, dict) and named else set())
+            media = await known_media(self.core, body.get(self.field)) if isinstance(body, dict) and named else {}
             base = session.episode.task.sampling
             if size > LARGE:
                 call = await self.core.media_threads.call(self.read, body, base, media, session, limit=PARSE_LIMIT)
@@ -169,11 +170,6 @@ class ModelRoute(ABC):
         if session is None:
             raise ApiError(401, "the key of a session is wanted here; open one with POST /v1/sessions", "invalid_api_key")
         return session
-
-    async def known(self, names: set[str]) -> dict[str, MediaRef]:
-        """References of stored media; unknown ones are left out, and their message is refused later."""
-        found = {name: await self.core.media_ref(name) for name in names}
-        return {name: ref for name, ref in found.items() if ref is not None}
 
     async def ask(
         self, session: ExternalSession, call: ModelCall, on_partial: Callable[[Generation], None] | None = None

@@ -59,6 +59,11 @@ class RolloutHub:
         self.core = core
         self._playing: dict[str, tuple[Rollout, asyncio.Task[None]]] = {}
 
+    @property
+    def playing(self) -> int:
+        """Rollouts under way."""
+        return len(self._playing)
+
     async def submit(self, body: RolloutBody, key: Key, idempotency_key: str | None) -> tuple[Rollout, bool]:
         """Begin a rollout; the same idempotency key gives the same rollout.
 
@@ -225,6 +230,8 @@ class RolloutHub:
     ) -> None:
         try:
             result = await play_group(context, task)
+            for trajectory in result.trajectories:
+                self.core.metrics.finished.labels(trajectory.status).inc()
             if result.group is not None:
                 await self.core.commit(result.group, run, task.split)
             self._tell(rollout, task, result)

@@ -144,8 +144,16 @@ class ExternalSession:
         """
         self.require_open()
         self.core.rates.check(self.key)
-        with self._busy():
-            answer = await self.episode.session.call(messages, CallOptions(sampling, tools, tools_key, on_partial, shown))
+        metrics = self.core.metrics
+        try:
+            with self._busy(), metrics.seconds.time():
+                answer = await self.episode.session.call(messages, CallOptions(sampling, tools, tools_key, on_partial, shown))
+        except BaseException as error:
+            metrics.calls.labels(type(error).__name__).inc()
+            raise
+        metrics.calls.labels(answer.turn.finish_reason).inc()
+        metrics.tokens.labels("prompt").inc(len(answer.turn.prompt_ids))
+        metrics.tokens.labels("response").inc(len(answer.turn.response_ids))
         self.core.rates.take(self.key, len(answer.turn.response_ids))
         number, turn = len(self.episode.session.turns), answer.turn
         counts = {"prompt_tokens": len(turn.prompt_ids), "response_tokens": len(turn.response_ids)}
@@ -230,6 +238,7 @@ class ExternalSession:
         if self.opening.metadata:
             trajectory.info = {**trajectory.info, "metadata": self.opening.metadata}
         task = self.episode.task
+        self.core.metrics.finished.labels(trajectory.status).inc()
         group = Group(task.group_id, trajectory.env, task.task_index, [trajectory])
         split = "train" if self.opening.train and trajectory.status in USABLE else f"session-{self.opening.split}"
         try:

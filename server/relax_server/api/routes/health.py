@@ -34,6 +34,13 @@ async def readyz(core: Core) -> Response:
     return json_response({"ready": ready, "reason": why}, 200 if ready else 503)
 
 
+@router.get("/metrics")
+@router.get("/v1/metrics")
+async def metrics(core: Core) -> Response:
+    """For Prometheus."""
+    return Response(core.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
 @router.get("/v1/envs")
 async def envs(key: Caller) -> Response:
     """The environments that can be played."""

@@ -10,13 +10,11 @@ from fastapi.responses import Response
 from starlette.requests import Request
 
 from relax_sdk.errors import RelaxError
-from relax_sdk.messages import AssistantMessage
+from relax_server.api.actions import take_step
 from relax_server.api.dependencies import Caller, Core, Hub, Session
-from relax_server.api.errors import bad
-from relax_server.api.openai_chat import read_message
 from relax_server.api.schemas import RewardBody, SessionBody, StepBody
 from relax_server.api.sessions import ExternalSession, Opening
-from relax_server.api.wire import finished, follow, json_response, media_names, on_wire, plain
+from relax_server.api.wire import finished, follow, json_response, on_wire
 
 router = APIRouter()
 
@@ -76,19 +74,7 @@ async def cancel_session(session: Session) -> Response:
 @router.post("/v1/sessions/{id}/step")
 async def step(core: Core, session: Session, body: StepBody) -> Response:
     """Act in the environment; tool calls go to its tools."""
-    refs = {name: ref for name in media_names([body.action]) if (ref := await core.media_ref(name)) is not None}
-    action = read_message({"role": "assistant", **body.action}, 0, refs)
-    if not isinstance(action, AssistantMessage):
-        raise bad("an action must be an assistant message", "action.role")
-    outcome = await session.step(action)
-    answer = {
-        "observation": on_wire(outcome.observation, session.media_form),
-        "reward": outcome.reward,
-        "terminated": outcome.terminated,
-        "truncated": outcome.truncated,
-        "info": outcome.info,
-    }
-    return json_response(plain(answer))
+    return json_response(await take_step(core, session, body.action))
 
 
 @router.post("/v1/sessions/{id}/reward")

@@ -1,0 +1,46 @@
+"""Acting in a session's environment, for every way in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relax_sdk.media import MediaRef
+from relax_sdk.messages import AssistantMessage
+from relax_server.api.core import ServiceCore
+from relax_server.api.errors import bad
+from relax_server.api.openai_chat import read_message
+from relax_server.api.sessions import ExternalSession
+from relax_server.api.wire import media_names, on_wire, plain
+
+
+async def known_media(core: ServiceCore, items: Any) -> dict[str, MediaRef]:
+    """References of the stored media that a conversation names; unknown ones are left out, and refused where they stand."""
+    return {name: ref for name in media_names(items) if (ref := await core.media_ref(name)) is not None}
+
+
+async def take_step(core: ServiceCore, session: ExternalSession, raw: Any) -> Any:
+    """Carry an action out, and say what the environment answered.
+
+    Args:
+        core: of the service.
+        session: whose environment.
+        raw: an assistant message.
+
+    Raises:
+        ApiError: not an assistant message, or the session is over.
+        EpisodeError: the environment failed.
+    """
+    refs = await known_media(core, [raw])
+    action = read_message({"role": "assistant", **raw} if isinstance(raw, dict) else raw, 0, refs)
+    if not isinstance(action, AssistantMessage):
+        raise bad("an action must be an assistant message", "action.role")
+    outcome = await session.step(action)
+    return plain(
+        {
+            "observation": on_wire(outcome.observation, session.media_form),
+            "reward": outcome.reward,
+            "terminated": outcome.terminated,
+            "truncated": outcome.truncated,
+            "info": outcome.info,
+        }
+    )

@@ -1,0 +1,78 @@
+"""A session over one WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+from service_process import Service
+from websockets.asyncio.client import ClientConnection
+
+
+def connect(service: Service, session: dict, key: str | None = None) -> Any:
+    headers = {"Authorization": f"Bearer {key or session['key']}"}
+    url = service.url.replace("http", "ws") + f"/v1/sessions/{session['id']}/ws"
+    return websockets.connect(url, additional_headers=headers, max_size=None)
+
+
+async def ask(socket: ClientConnection, **body: Any) -> dict[str, Any]:
+    await socket.send(json.dumps(body))
+    return json.loads(await asyncio.wait_for(socket.recv(), 30))
+
+
+async def test_an_episode(service: Service) -> None:
+    session = service.open(env="tone-v0", sampling={"max_new_tokens": 1})
+    async with connect(service, session) as socket:
+        answer = await ask(socket, id=1, op="generate", messages=session["observation"])
+        assert answer["id"] == 1
+        message = answer["result"]["choices"][0]["message"]
+        step = (await ask(socket, id=2, op="step", action=message))["result"]
+        assert step["terminated"] is True
+        assert (await ask(socket, id=3, op="reward", value=0.5))["result"] == {"name": "reward", "value": 0.5}
+        done = (await ask(socket, id=4, op="finish"))["result"]
+    assert done["status"] == "completed" and done["reward"] == step["reward"] + 0.5
+
+
+async def test_requests_are_answered_as_they_are_done(service: Service) -> None:
+    session = service.open(sampling={"max_new_tokens": 3}, limits={"max_turns": 100})
+    async with connect(service, session) as socket:
+        for i in range(20):
+            await socket.send(json.dumps({"id": i, "op": "generate", "messages": [{"role": "user", "content": f"q{i}"}]}))
+        ids = [json.loads(await asyncio.wait_for(socket.recv(), 30))["id"] for _ in range(20)]
+    assert sorted(ids) == list(range(20))
+
+
+async def test_errors_leave_the_socket_open(service: Service) -> None:
+    session = service.open(sampling={"max_new_tokens": 1})
+    async with connect(service, session) as socket:
+        await socket.send("{")
+        assert json.loads(await socket.recv())["error"]["code"] == "invalid_json"
+        for body, says in (
+            ({"op": "fly"}, "allowed: generate"),
+            ({"op": "generate"}, "messages"),
+            ({"op": "step", "action": 3}, "must be an object"),
+            ({"op": "reward", "value": "x"}, "number"),
+            ({"op": "finish"}, "no model call yet"),
+        ):
+            answer = await ask(socket, id="a", **body)
+            assert answer["id"] == "a" and says in answer["error"]["message"], answer
+        answer = await ask(socket, op="generate", messages=[{"role": "user", "content": "x"}])
+        assert "result" in answer
+
+
+async def test_a_foreign_key_is_refused(locked: Service) -> None:
+    with locked.client() as client:
+        session = client.post("/v1/sessions", json={}).json()
+    with pytest.raises(websockets.InvalidStatus):
+        async with connect(locked, session, key="no"):
+            pass
+
+
+def test_metrics(service: Service) -> None:
+    text = httpx.get(f"{service.url}/metrics", timeout=30).text
+    for name in ("relax_model_calls_total", "relax_sessions_open", "relax_engine_up", "relax_model_call_seconds_bucket"):
+        assert f"\n{name}" in text, name
