@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import openai
@@ -15,7 +16,7 @@ from relax_server.api.keys import Key, KeyRing
 from relax_server.api.quotas import FairSlots, TokenRates
 from relax_server.journal.sql import SqlJournal
 from sample_groups import ManualClock
-from service_process import Service
+from service_process import Service, start
 
 import relax_sdk as relax
 
@@ -123,6 +124,24 @@ def test_another_address_than_this_machine_s_wants_a_key(tmp_path: Path) -> None
     command = [sys.executable, "-m", "relax_sdk.cli", "serve", "--host", "0.0.0.0", "--port", "0", "--folder", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "relax keys add NAME" in done.stderr
+
+
+def test_the_first_key_closes_a_service_that_runs(tmp_path: Path, service: Service) -> None:
+    with service.client() as client:
+        engine = client.get("/v1/models").json()["engines"][0]["url"]
+    it = start(tmp_path, "--engine", engine)
+    try:
+        with it.client() as client:
+            assert client.get("/v1/envs").status_code == 200
+            journal = SqlJournal(tmp_path / "journal.db")
+            KeyRing(journal).create("first")
+            journal.close()
+            end = time.monotonic() + 30
+            while client.get("/v1/envs").status_code != 401:
+                assert time.monotonic() < end
+                time.sleep(0.2)
+    finally:
+        it.stop()
 
 
 def test_the_keys_command(tmp_path: Path) -> None:

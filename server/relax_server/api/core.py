@@ -18,7 +18,7 @@ from relax_sdk.trajectory import Group
 from relax_server.api.errors import unknown
 from relax_server.api.events import EventLog
 from relax_server.api.freeform import FREE
-from relax_server.api.keys import Key, KeyRing
+from relax_server.api.keys import KNOWN_SECONDS, Key, KeyRing
 from relax_server.api.metrics import Metrics
 from relax_server.api.quotas import FairSlots, TokenRates
 from relax_server.api.settings import ServiceConfig
@@ -62,7 +62,8 @@ class ServiceCore:
         self.journal = journal
         self.keys = KeyRing(journal)
         self.locked = self.keys.any()
-        """Whether callers must show a key."""
+        """Whether callers must show a key, as far as is known; see `wants_keys`."""
+        self._looked = 0.0
         if not config.loopback and not self.locked:
             journal.close()
             raise ConfigError(
@@ -168,6 +169,14 @@ class ServiceCore:
             if known is not None:
                 self._refs[sha256] = known
         return known
+
+    async def wants_keys(self) -> bool:
+        """Whether callers must show a key: from the first one on, also if it was made while the service runs."""
+        now = asyncio.get_running_loop().time()
+        if not self.locked and now - self._looked > KNOWN_SECONDS:
+            self._looked = now
+            self.locked = await self.ask(self.keys.any)
+        return self.locked
 
     # ------------------------------------------------------------------------------------------------------ database
 
