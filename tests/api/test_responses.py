@@ -51,7 +51,7 @@ def test_responses_go_on_from_each_other(service: Service) -> None:
 
 
 def test_a_streamed_response_is_what_the_package_expects(service: Service) -> None:
-    session = service.open(sampling={"max_new_tokens": 30})
+    session = service.open(sampling={"max_new_tokens": 30, "ignore_eos": True})
     events = list(agent(session).responses.create(model="any", input="hello", stream=True))
     final = events[-1].response
     kinds = [event.type for event in events]

@@ -6,23 +6,22 @@ from typing import Any
 
 from relax_sdk.media import MediaRef
 from relax_sdk.messages import AssistantMessage
-from relax_server.api.core import ServiceCore
 from relax_server.api.errors import bad
 from relax_server.api.openai_chat import read_message
-from relax_server.api.sessions import ExternalSession
+from relax_server.api.played import PlayedSession, Surroundings
 from relax_server.api.wire import media_names, on_wire, plain
 
 
-async def known_media(core: ServiceCore, items: Any) -> dict[str, MediaRef]:
+async def known_media(around: Surroundings, items: Any) -> dict[str, MediaRef]:
     """References of the stored media that a conversation names; unknown ones are left out, and refused where they stand."""
-    return {name: ref for name in media_names(items) if (ref := await core.media_ref(name)) is not None}
+    return {name: ref for name in media_names(items) if (ref := await around.media_ref(name)) is not None}
 
 
-async def take_step(core: ServiceCore, session: ExternalSession, raw: Any) -> Any:
+async def take_step(around: Surroundings, session: PlayedSession, raw: Any) -> Any:
     """Carry an action out, and say what the environment answered.
 
     Args:
-        core: of the service.
+        around: where stored media are found.
         session: whose environment.
         raw: an assistant message.
 
@@ -30,7 +29,7 @@ async def take_step(core: ServiceCore, session: ExternalSession, raw: Any) -> An
         ApiError: not an assistant message, or the session is over.
         EpisodeError: the environment failed.
     """
-    refs = await known_media(core, [raw])
+    refs = await known_media(around, [raw])
     action = read_message({"role": "assistant", **raw} if isinstance(raw, dict) else raw, 0, refs)
     if not isinstance(action, AssistantMessage):
         raise bad("an action must be an assistant message", "action.role")

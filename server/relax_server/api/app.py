@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from relax_sdk.errors import RelaxError
+from relax_server.api.auth import session_called
 from relax_server.api.chat_route import ChatRoute
 from relax_server.api.core import ServiceCore
 from relax_server.api.errors import ApiError, as_api_error, bad
@@ -22,7 +23,7 @@ from relax_server.api.metrics import ServiceState
 from relax_server.api.openai_responses import ResponsesRoute
 from relax_server.api.rollouts import RolloutHub
 from relax_server.api.routes import health, keys, results, rollouts, session_socket, sessions
-from relax_server.api.sessions import SessionHub
+from relax_server.api.sessions import ExternalSession, SessionHub
 from relax_server.api.wire import error_response, json_response
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,10 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
         model = {"id": core.config.model, "object": "model", "created": 0, "owned_by": "relax"}
         return json_response({"object": "list", "data": [model]})
 
-    for path, route in (("chat/completions", ChatRoute(core, hub)), ("responses", ResponsesRoute(core, hub))):
+    async def find(request: Request) -> ExternalSession:
+        return await session_called(request, core, hub)
+
+    for path, route in (("chat/completions", ChatRoute(core, find)), ("responses", ResponsesRoute(core, find))):
         for base in ("/v1/sessions/{id}/openai/v1", "/v1/openai/v1"):
             app.router.routes.append(Route(f"{base}/{path}", route.handle, methods=["POST"]))
             app.router.routes.append(Route(f"{base}/models", models, methods=["GET"]))

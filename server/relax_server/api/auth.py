@@ -55,3 +55,18 @@ async def session_of(request: HTTPConnection, core: ServiceCore, hub: SessionHub
     if key.id != session.key.id and not key.may("admin"):
         raise unknown("session", id, ": it was never opened, or the service was restarted since; open a new one")
     return session
+
+
+async def session_called(request: HTTPConnection, core: ServiceCore, hub: SessionHub) -> ExternalSession:
+    """The session in a request's path, or else the one that its key belongs to.
+
+    Raises:
+        ApiError: there is none.
+    """
+    id = request.path_params.get("id")
+    if id is not None:
+        return await session_of(request, core, hub, id)
+    session = hub.by_secret(bearer(request))
+    if session is None:
+        raise ApiError(401, "the key of a session is wanted here; open one with POST /v1/sessions", "invalid_api_key")
+    return session

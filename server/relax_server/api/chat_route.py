@@ -14,7 +14,7 @@ from relax_server.api import openai_chat
 from relax_server.api.errors import as_api_error
 from relax_server.api.model_route import GrowingAnswer, ModelRoute, data
 from relax_server.api.openai_chat import ChatCall
-from relax_server.api.sessions import ExternalSession
+from relax_server.api.played import PlayedSession
 from relax_server.api.wire import json_response
 from relax_server.rollout.calls import Answer
 
@@ -24,13 +24,13 @@ class ChatRoute(ModelRoute):
 
     prefix, field = "chatcmpl-", "messages"
 
-    def read(self, body: Any, base: SamplingParams, media: dict[str, MediaRef], session: ExternalSession) -> ChatCall:
-        return openai_chat.read_chat(body, base, media, session.opening.train)
+    def read(self, body: Any, base: SamplingParams, media: dict[str, MediaRef], session: PlayedSession) -> ChatCall:
+        return openai_chat.read_chat(body, base, media, session.fixed)
 
-    def whole(self, id: str, call: ChatCall, answer: Answer, session: ExternalSession) -> Response:
-        return json_response(openai_chat.completion(id, call, answer, self.core.processor))
+    def whole(self, id: str, call: ChatCall, answer: Answer, session: PlayedSession) -> Response:
+        return json_response(openai_chat.completion(id, call, answer, self.around.processor))
 
-    async def events(self, id: str, call: ChatCall, answer: GrowingAnswer, session: ExternalSession) -> AsyncIterator[bytes]:
+    async def events(self, id: str, call: ChatCall, answer: GrowingAnswer, session: PlayedSession) -> AsyncIterator[bytes]:
         model = call.model
         try:
             yield data(openai_chat.chunk(id, model, {"role": "assistant", "content": ""}))
@@ -42,7 +42,7 @@ class ChatRoute(ModelRoute):
                 yield data(openai_chat.chunk(id, model, {"content": rest}))
             if message.tool_calls:
                 yield data(openai_chat.chunk(id, model, {"tool_calls": openai_chat.tool_deltas(message)}))
-            more = {"logprobs": openai_chat.logprobs(turn, self.core.processor)} if call.logprobs else {}
+            more = {"logprobs": openai_chat.logprobs(turn, self.around.processor)} if call.logprobs else {}
             last = openai_chat.chunk(id, model, {}, openai_chat.finish_reason(message), **more)
             yield data(last | openai_chat.extra(turn))
             if call.usage:

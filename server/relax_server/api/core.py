@@ -56,6 +56,7 @@ class ServiceCore:
 
     def __init__(self, config: ServiceConfig, processor: Processor, pool: EnginePool) -> None:
         self.config, self.processor, self.pool = config, processor, pool
+        self.max_body = config.max_body
         journal = open_journal(config.journal or config.folder / "journal.db")
         if not isinstance(journal, SqlJournal):
             raise ConfigError(f"{config.journal}: the service needs an SQL journal")

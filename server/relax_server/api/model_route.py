@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -17,11 +17,9 @@ from relax_sdk.errors import RelaxError
 from relax_sdk.media import MediaRef
 from relax_sdk.messages import AssistantMessage
 from relax_server.api.actions import known_media
-from relax_server.api.auth import bearer, session_of
-from relax_server.api.core import ServiceCore
-from relax_server.api.errors import ApiError, as_api_error
+from relax_server.api.errors import as_api_error
 from relax_server.api.openai_chat import ModelCall, shown
-from relax_server.api.sessions import ExternalSession, SessionHub
+from relax_server.api.played import PlayedSession, Surroundings
 from relax_server.api.text_stream import TextStream
 from relax_server.api.wire import error_response, read_json
 from relax_server.engines.base import Generation
@@ -96,8 +94,8 @@ class ModelRoute(ABC):
     """One way of asking the model.
 
     Args:
-        core: of the service.
-        hub: its sessions.
+        around: where the sessions live.
+        find: the session that a request is for.
     """
 
     prefix: str
@@ -105,12 +103,12 @@ class ModelRoute(ABC):
     field: str
     """Of the body, that holds the conversation."""
 
-    def __init__(self, core: ServiceCore, hub: SessionHub) -> None:
-        self.core, self.hub = core, hub
+    def __init__(self, around: Surroundings, find: Callable[[Request], Awaitable[PlayedSession]]) -> None:
+        self.around, self.find = around, find
         self._numbers = itertools.count()
 
     @abstractmethod
-    def read(self, body: Any, base: SamplingParams, media: dict[str, MediaRef], session: ExternalSession) -> ModelCall:
+    def read(self, body: Any, base: SamplingParams, media: dict[str, MediaRef], session: PlayedSession) -> ModelCall:
         """Understand a request.
 
         Raises:
@@ -118,29 +116,29 @@ class ModelRoute(ABC):
         """
 
     @abstractmethod
-    def whole(self, id: str, call: Any, answer: Answer, session: ExternalSession) -> Response:
+    def whole(self, id: str, call: Any, answer: Answer, session: PlayedSession) -> Response:
         """The answer in one piece."""
 
     @abstractmethod
-    def events(self, id: str, call: Any, answer: GrowingAnswer, session: ExternalSession) -> AsyncIterator[bytes]:
+    def events(self, id: str, call: Any, answer: GrowingAnswer, session: PlayedSession) -> AsyncIterator[bytes]:
         """The answer as server-sent events."""
 
     async def handle(self, request: Request) -> Response:
         """Answer one request."""
         try:
-            session = await self.session(request)
+            session = await self.find(request)
             session.require_open()
-            body, size, named = await read_json(request, self.core.config.max_body)
-            media = await known_media(self.core, body.get(self.field)) if isinstance(body, dict) and named else {}
-            base = session.episode.task.sampling
+            body, size, named = await read_json(request, self.around.max_body)
+            media = await known_media(self.around, body.get(self.field)) if isinstance(body, dict) and named else {}
+            base = session.sampling
             if size > LARGE:
-                call = await self.core.media_threads.call(self.read, body, base, media, session, limit=PARSE_LIMIT)
+                call = await self.around.media_threads.call(self.read, body, base, media, session, limit=PARSE_LIMIT)
             else:
                 call = self.read(body, base, media, session)
             id = f"{self.prefix}{session.id}-{next(self._numbers)}"
             if not call.stream:
                 return self.whole(id, call, await self.ask(session, call), session)
-            text = TextStream(self.core.processor, call.sampling.stop)
+            text = TextStream(self.around.processor, call.sampling.stop)
             answer = GrowingAnswer(text, lambda on_partial: self.ask(session, call, on_partial))
             await answer.first()  # an error before the first token is answered as such
             return StreamingResponse(
@@ -149,7 +147,7 @@ class ModelRoute(ABC):
         except RelaxError as error:
             return error_response(as_api_error(error))
 
-    async def told(self, id: str, call: ModelCall, answer: GrowingAnswer, session: ExternalSession) -> AsyncIterator[bytes]:
+    async def told(self, id: str, call: ModelCall, answer: GrowingAnswer, session: PlayedSession) -> AsyncIterator[bytes]:
         """The events; when the client goes away the generation is aborted."""
         try:
             async for event in self.events(id, call, answer, session):
@@ -157,25 +155,11 @@ class ModelRoute(ABC):
         finally:
             answer.cancel()
 
-    async def session(self, request: Request) -> ExternalSession:
-        """The session in the path, or else the one that the key belongs to.
-
-        Raises:
-            ApiError: there is none.
-        """
-        id = request.path_params.get("id")
-        if id is not None:
-            return await session_of(request, self.core, self.hub, id)
-        session = self.hub.by_secret(bearer(request))
-        if session is None:
-            raise ApiError(401, "the key of a session is wanted here; open one with POST /v1/sessions", "invalid_api_key")
-        return session
-
     async def ask(
-        self, session: ExternalSession, call: ModelCall, on_partial: Callable[[Generation], None] | None = None
+        self, session: PlayedSession, call: ModelCall, on_partial: Callable[[Generation], None] | None = None
     ) -> Answer:
         """One model call, its answer as the client will see it."""
-        processor, stop = self.core.processor, call.sampling.stop
+        processor, stop = self.around.processor, call.sampling.stop
 
         def as_shown(message: AssistantMessage, turn: Any) -> AssistantMessage:
             return shown(message, turn, stop, processor)

@@ -18,7 +18,7 @@ from relax_sdk.trajectory import Turn
 from relax_server.api.errors import as_api_error, bad
 from relax_server.api.model_route import GrowingAnswer, ModelRoute, data
 from relax_server.api.openai_chat import ModelCall, extra, read_message, read_sampling, read_tools
-from relax_server.api.sessions import ExternalSession
+from relax_server.api.played import PlayedSession
 from relax_server.api.wire import json_response
 from relax_server.rollout.calls import Answer
 
@@ -46,7 +46,7 @@ class ResponsesRoute(ModelRoute):
 
     prefix, field = "resp_", "input"
 
-    def read(self, body: Any, base: SamplingParams, media: dict[str, MediaRef], session: ExternalSession) -> ResponseCall:
+    def read(self, body: Any, base: SamplingParams, media: dict[str, MediaRef], session: PlayedSession) -> ResponseCall:
         if not isinstance(body, dict):
             raise bad("the body must be a JSON object")
         for name, fine in REFUSED.items():
@@ -69,7 +69,7 @@ class ResponsesRoute(ModelRoute):
         tools = [] if choice == "none" else read_tools(_chat_tools(body.get("tools")))
         return ResponseCall(
             messages=messages,
-            sampling=read_sampling(body, base, session.opening.train, ("max_output_tokens",)),
+            sampling=read_sampling(body, base, session.fixed, ("max_output_tokens",)),
             tools=tools,
             tools_key=json.dumps(tools, sort_keys=True) if tools is not None else "",
             stream=bool(body.get("stream")),
@@ -77,13 +77,11 @@ class ResponsesRoute(ModelRoute):
             request=body,
         )
 
-    def whole(self, id: str, call: ResponseCall, answer: Answer, session: ExternalSession) -> Response:
+    def whole(self, id: str, call: ResponseCall, answer: Answer, session: PlayedSession) -> Response:
         session.responses[id] = [*answer.prompt.messages, answer.message]
         return json_response(response(id, call, answer.message, answer.turn))
 
-    async def events(
-        self, id: str, call: ResponseCall, answer: GrowingAnswer, session: ExternalSession
-    ) -> AsyncIterator[bytes]:
+    async def events(self, id: str, call: ResponseCall, answer: GrowingAnswer, session: PlayedSession) -> AsyncIterator[bytes]:
         number = -1
 
         def event(kind: str, **fields: Any) -> bytes:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
-import hmac
-import math
 import secrets
 import time
 from collections.abc import Callable
@@ -22,8 +18,10 @@ from relax_sdk.trajectory import Group, Status, Trajectory, derive_seed
 from relax_server.api.core import ServiceCore
 from relax_server.api.errors import ApiError, as_api_error, bad, unknown
 from relax_server.api.keys import Key, digest
+from relax_server.api.played import PlayedSession, over
+from relax_server.api.wire import finished
 from relax_server.engines.base import Generation
-from relax_server.rollout.calls import Answer, CallOptions
+from relax_server.rollout.calls import Answer
 from relax_server.rollout.context import EpisodeTask
 from relax_server.rollout.episode import Episode
 from relax_server.rollout.recorder import Shown
@@ -58,8 +56,8 @@ class Opening:
     """Kept with the trajectory."""
 
 
-class ExternalSession:
-    """One episode that is played from outside.
+class ExternalSession(PlayedSession):
+    """One episode of the service that is played from outside.
 
     Args:
         core: of the service.
@@ -67,28 +65,21 @@ class ExternalSession:
         key: whose it is.
         opening: how it was opened.
         task: the episode.
+        secret: the session's own key.
     """
 
     def __init__(self, core: ServiceCore, id: str, key: Key, opening: Opening, task: EpisodeTask, secret: str) -> None:
-        self.core, self.id, self.key, self.opening = core, id, key, opening
-        self._secret = digest(secret)
+        self.core, self.key, self.opening = core, key, opening
+        context = core.context(opening.run, core.spec(opening.env), core.rollout_config(opening.limits), key, self._play)
+        self.episode = Episode(context, task)
+        super().__init__(id, secret, self.episode.session, opening.sampling, opening.train)
         self._ready: asyncio.Future[list[Message]] = asyncio.get_running_loop().create_future()
-        self._finish = asyncio.Event()
-        self._rewards: dict[str, float] = {}
-        self._idle_since = time.monotonic()
-        self._calls = 0
         self._watch: asyncio.TimerHandle | None = None
-        self.responses: dict[str, list[Message]] = {}
-        """Conversations by the id of the response that ended them."""
-        self.media_form = "reference"
-        """How observations name media."""
         self.saved: asyncio.Future[Trajectory] = asyncio.get_running_loop().create_future()
         """The trajectory, once it is durable."""
         self.saved.add_done_callback(_looked_at)
-        spec = core.spec(opening.env)
-        config = core.rollout_config(opening.limits)
-        context = core.context(opening.run, spec, config, key, self._play, routes=False)
-        self.episode = Episode(context, task)
+        if opening.metadata:
+            self.session.extra_info["metadata"] = opening.metadata
 
     @property
     def topic(self) -> str:
@@ -99,10 +90,6 @@ class ExternalSession:
     def over(self) -> bool:
         """Whether nothing more can be done in it."""
         return self.episode.result.done()
-
-    def opens_with(self, secret: str) -> bool:
-        """Whether this is the session's own key."""
-        return hmac.compare_digest(self._secret, digest(secret))
 
     # ------------------------------------------------------------------------------------------------------- playing
 
@@ -125,7 +112,7 @@ class ExternalSession:
         """The agent, as the episode sees it."""
         messages = await session.reset()
         self._ready.set_result(messages)
-        await self._finish.wait()
+        await self.ended.wait()
 
     async def generate(
         self,
@@ -136,95 +123,55 @@ class ExternalSession:
         on_partial: Callable[[Generation], None] | None = None,
         shown: Shown | None = None,
     ) -> Answer:
-        """One model call.
+        """One model call, counted and told.
 
         Raises:
             ApiError: the session is over, or its key has used up its tokens.
             RelaxError: as `EpisodeSession.call`.
         """
-        self.require_open()
         self.core.rates.check(self.key)
         metrics = self.core.metrics
         try:
-            with self._busy(), metrics.seconds.time():
-                answer = await self.episode.session.call(messages, CallOptions(sampling, tools, tools_key, on_partial, shown))
+            with metrics.seconds.time():
+                answer = await super().generate(messages, sampling, tools, tools_key, on_partial, shown)
         except BaseException as error:
             metrics.calls.labels(type(error).__name__).inc()
             raise
-        metrics.calls.labels(answer.turn.finish_reason).inc()
-        metrics.tokens.labels("prompt").inc(len(answer.turn.prompt_ids))
-        metrics.tokens.labels("response").inc(len(answer.turn.response_ids))
-        self.core.rates.take(self.key, len(answer.turn.response_ids))
-        number, turn = len(self.episode.session.turns), answer.turn
+        turn = answer.turn
         counts = {"prompt_tokens": len(turn.prompt_ids), "response_tokens": len(turn.response_ids)}
-        self.core.events.add(self.topic, "turn", number=number, finish_reason=turn.finish_reason, **counts)
+        metrics.calls.labels(turn.finish_reason).inc()
+        metrics.tokens.labels("prompt").inc(counts["prompt_tokens"])
+        metrics.tokens.labels("response").inc(counts["response_tokens"])
+        self.core.rates.take(self.key, counts["response_tokens"])
+        self.core.events.add(self.topic, "turn", number=len(self.session.turns), finish_reason=turn.finish_reason, **counts)
         return answer
 
     async def step(self, action: AssistantMessage) -> StepOutcome:
-        """Act in the environment; tool calls go to its tools.
-
-        Raises:
-            ApiError: the session is over.
-            EpisodeError: the environment failed.
-        """
-        self.require_open()
-        session = self.episode.session
-        with self._busy():
-            outcome = await (session.call_tools(action) if action.tool_calls and session.tools else session.step(action))
-        self.core.events.add(
-            self.topic, "step", reward=outcome.reward, terminated=outcome.terminated, truncated=outcome.truncated
-        )
+        outcome = await super().step(action)
+        ends = {"terminated": outcome.terminated, "truncated": outcome.truncated}
+        self.core.events.add(self.topic, "step", reward=outcome.reward, **ends)
         return outcome
 
     def reward(self, name: str, value: float) -> None:
-        """Add a component to the reward, or replace one that was set before.
-
-        Raises:
-            ApiError: it is not a finite number, or the session is over.
-        """
-        self.require_open()
-        if not name or name == "env":
-            raise bad("a reward's name must be a word other than 'env', which is what the environment gives", "name")
-        if not math.isfinite(value):
-            raise bad(f"reward {name} = {value}; allowed: a finite number", "value")
-        self._rewards[name] = float(value)
+        super().reward(name, value)
         self.core.events.add(self.topic, "reward", name=name, value=float(value))
 
-    async def finish(self) -> Trajectory:
-        """End the episode and wait until it is scored and durable.
-
-        Raises:
-            ApiError: it failed or was cancelled; or it could not be stored.
-        """
-        if not self.over and not self.episode.session.turns:
-            raise bad("the session has no model call yet; make one, or cancel it with DELETE", code="no_turns")
-        session = self.episode.session
-        if not self.episode.context.observes and session.outcome is not None:
-            session.outcome = dataclasses.replace(session.outcome, terminated=True)  # only the agent knows, and it says so
-        self._finish.set()
-        return await asyncio.shield(self.saved)
+    async def finish(self) -> dict[str, Any]:
+        """End the episode and wait until it is scored and durable."""
+        if not self.over:
+            self.end()
+        return finished(await asyncio.shield(self.saved))
 
     def cancel(self) -> None:
         """End it without a reward; generation in flight is aborted."""
         self.episode.cancel()
 
     def require_open(self) -> None:
-        """Raise if the session is over.
-
-        Raises:
-            ApiError: it is; the message says how it ended.
-        """
         if self.over:
             trajectory = self.episode.result.result()
-            error = f": {trajectory.error}" if trajectory.error else ""
-            raise ApiError(400, f"session {self.id} is over ({trajectory.status}{error}); open a new one", "episode_over")
-        if self._finish.is_set():
-            raise ApiError(400, f"session {self.id} is being scored", "episode_over")
-
-    @property
-    def trajectory_id(self) -> str:
-        """Of the one it becomes."""
-        return self.episode.task.id
+            raise over(self, trajectory.status + (f": {trajectory.error}" if trajectory.error else ""))
+        if self.ended.is_set():
+            raise over(self, "it is being scored")
 
     # --------------------------------------------------------------------------------------------------------- ending
 
@@ -232,13 +179,8 @@ class ExternalSession:
         """Make the outcome durable, then tell of it."""
         if self._watch is not None:
             self._watch.cancel()
-        if trajectory.status in USABLE:
-            trajectory.rewards |= self._rewards
-            trajectory.reward += sum(self._rewards.values())
-        if self.opening.metadata:
-            trajectory.info = {**trajectory.info, "metadata": self.opening.metadata}
-        task = self.episode.task
         self.core.metrics.finished.labels(trajectory.status).inc()
+        task = self.episode.task
         group = Group(task.group_id, trajectory.env, task.task_index, [trajectory])
         split = "train" if self.opening.train and trajectory.status in USABLE else f"session-{self.opening.split}"
         try:
@@ -246,35 +188,18 @@ class ExternalSession:
         except RelaxError as error:
             self.saved.set_exception(as_api_error(error))
             return
-        self.core.events.add(
-            self.topic,
-            "finished",
-            trajectory_id=trajectory.id,
-            status=trajectory.status,
-            reward=trajectory.reward,
-            rewards=trajectory.rewards,
-            error=trajectory.error,
-        )
+        self.core.events.add(self.topic, "finished", **finished(trajectory))
         self.saved.set_result(trajectory)
-
-    @contextlib.contextmanager
-    def _busy(self) -> Any:
-        self._calls += 1
-        try:
-            yield
-        finally:
-            self._calls -= 1
-            self._idle_since = time.monotonic()
 
     def _look_for_idleness(self) -> None:
         """Cancel it when nothing was asked for too long; one whose environment has ended is finished."""
         limit = self.core.config.idle_timeout
-        done = self.episode.session.done
-        left = (min(limit, DONE_SECONDS) if done else limit) - (time.monotonic() - self._idle_since)
+        done = self.session.done
+        left = (min(limit, DONE_SECONDS) if done else limit) - (time.monotonic() - self.idle_since)
         if self.over:
             return
-        if left <= 0 and not self._calls:
-            self._finish.set() if done else self.cancel()
+        if left <= 0 and not self.calls:
+            self.ended.set() if done else self.cancel()
             return
         self._watch = asyncio.get_running_loop().call_later(min(max(left, 0.05), DONE_SECONDS), self._look_for_idleness)
 
@@ -375,7 +300,7 @@ class SessionHub:
         if len(self._open) > KEPT:
             for id in [id for id, session in self._open.items() if session.saved.done()][: len(self._open) - KEPT]:
                 session = self._open.pop(id)
-                self._by_secret.pop(session._secret, None)
+                self._by_secret.pop(session.secret, None)
 
 
 def _looked_at(future: asyncio.Future[Any]) -> None:

@@ -14,8 +14,8 @@ from starlette.requests import Request
 
 from relax_sdk.messages import MEDIA_SCHEME, Message
 from relax_sdk.trajectory import Trajectory
-from relax_server.api.core import ServiceCore
 from relax_server.api.errors import ApiError, bad
+from relax_server.api.events import EventLog
 
 PING_SECONDS = 15
 """Between signs of life on an event stream."""
@@ -107,14 +107,14 @@ def plain(value: Any) -> Any:
     return orjson.Fragment(orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS))
 
 
-def follow(core: ServiceCore, topic: str, request: Request) -> Response:
+def follow(log: EventLog, topic: str, request: Request) -> Response:
     """A topic's events from the one after `Last-Event-ID` on; it ends after the last event of something that is over."""
     last = request.headers.get("last-event-id", "0")
     if not last.isdigit() or len(last) > 18:
         raise bad(f"Last-Event-ID = {last!r}; allowed: the id of an event", "Last-Event-ID")
 
     async def events() -> AsyncIterator[ServerSentEvent]:
-        async for event in core.events.follow(topic, int(last)):
+        async for event in log.follow(topic, int(last)):
             yield ServerSentEvent(data=orjson.dumps(event.data).decode(), event=event.kind, id=str(event.seq))
             if event.kind == "finished":
                 return

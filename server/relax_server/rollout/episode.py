@@ -136,6 +136,8 @@ class Episode:
             raise named_error(self.session.where("score"), error) from error
         finally:
             trajectory.timings["score"] = time.monotonic() - started
+        trajectory.rewards |= self.session.extra_rewards
+        trajectory.reward += sum(self.session.extra_rewards.values())
         trajectory.timings["total"] = time.monotonic() - (self._started or started)
 
     # -------------------------------------------------------------------------------------------------------- ending
@@ -159,7 +161,7 @@ class Episode:
             error=str(error) if error is not None else None,
             attempts=task.attempt,
             timings={"queued": started - self._created, **session.timings, "total": now - started},
-            info=plain_data(session.outcome.info) if session.outcome is not None else {},
+            info=(plain_data(session.outcome.info) if session.outcome is not None else {}) | session.extra_info,
         )
 
     def _finish(self, trajectory: Trajectory) -> None:

@@ -68,6 +68,10 @@ class EpisodeSession:
         self.failure: RelaxError | None = None
         """Kept even if the agent swallows it."""
         self.limit_reached: EpisodeOver | None = None
+        self.extra_rewards: dict[str, float] = {}
+        """Components that came from outside; they count with weight 1."""
+        self.extra_info: dict[str, Any] = {}
+        """Kept with the trajectory's `info`."""
         self.timings: defaultdict[str, float] = defaultdict(float)
         self._excluded = 0.0
         self._waiting: dict[object, Callable[[], float]] = {}

@@ -50,4 +50,4 @@ async def cancel_rollout(rollouts: Rollouts, key: Caller, id: Id) -> Response:
 @router.get("/v1/rollouts/{id}/events")
 async def rollout_events(core: Core, rollouts: Rollouts, key: Caller, id: Id, request: Request) -> Response:
     """Follow by server-sent events: `queued`, `running`, `group` for each that is durable, `finished`."""
-    return follow(core, (await rollouts.get(id, key)).topic, request)
+    return follow(core.events, (await rollouts.get(id, key)).topic, request)

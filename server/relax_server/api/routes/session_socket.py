@@ -16,7 +16,6 @@ from relax_server.api.auth import session_of
 from relax_server.api.core import ServiceCore
 from relax_server.api.errors import as_api_error, bad
 from relax_server.api.sessions import ExternalSession
-from relax_server.api.wire import finished
 
 router = APIRouter()
 
@@ -85,7 +84,7 @@ async def _carry_out(core: ServiceCore, session: ExternalSession, body: dict[str
     match body.get("op"):
         case "generate":
             refs = await known_media(core, body.get("messages"))
-            call = openai_chat.read_chat(body, session.episode.task.sampling, refs, session.opening.train)
+            call = openai_chat.read_chat(body, session.sampling, refs, session.fixed)
             if call.stream:
                 raise bad("a socket does not stream; use the chat route", "stream", "unsupported")
             stop, processor = call.sampling.stop, core.processor
@@ -106,7 +105,7 @@ async def _carry_out(core: ServiceCore, session: ExternalSession, body: dict[str
             session.reward(name, value)
             return {"name": name, "value": value}
         case "finish":
-            return finished(await session.finish())
+            return await session.finish()
         case "cancel":
             session.cancel()
             return {}

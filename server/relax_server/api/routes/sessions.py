@@ -14,7 +14,7 @@ from relax_server.api.actions import take_step
 from relax_server.api.dependencies import Caller, Core, Hub, Session
 from relax_server.api.schemas import RewardBody, SessionBody, StepBody
 from relax_server.api.sessions import ExternalSession, Opening
-from relax_server.api.wire import finished, follow, json_response, on_wire
+from relax_server.api.wire import follow, json_response, on_wire
 
 router = APIRouter()
 
@@ -87,14 +87,13 @@ async def reward(session: Session, body: RewardBody) -> Response:
 @router.post("/v1/sessions/{id}/finish")
 async def finish(session: Session) -> Response:
     """End the episode; answered when its trajectory is scored and durable."""
-    trajectory = await session.finish()
-    return json_response(finished(trajectory))
+    return json_response(await session.finish())
 
 
 @router.get("/v1/sessions/{id}/events")
 async def session_events(core: Core, session: Session, request: Request) -> Response:
     """Follow a session by server-sent events."""
-    return follow(core, session.topic, request)
+    return follow(core.events, session.topic, request)
 
 
 def _session(session: ExternalSession) -> dict[str, Any]:

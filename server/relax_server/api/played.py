@@ -1,0 +1,165 @@
+"""An episode that is played over HTTP, whoever it is played for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from relax_sdk.config import SamplingParams
+from relax_sdk.media import MediaRef
+from relax_sdk.messages import AssistantMessage, Message
+from relax_sdk.session import StepOutcome
+from relax_server.api.errors import ApiError, bad
+from relax_server.api.keys import digest
+from relax_server.engines.base import Generation
+from relax_server.models.processor import Processor
+from relax_server.rollout.calls import Answer, CallOptions
+from relax_server.rollout.recorder import Shown
+from relax_server.rollout.session import EpisodeSession
+from relax_server.rollout.threads import CallThreads
+
+
+class Surroundings(Protocol):
+    """What the routes of a session need around it."""
+
+    processor: Processor
+    media_threads: CallThreads
+    max_body: int
+    """Bytes of a request."""
+
+    async def media_ref(self, sha256: str) -> MediaRef | None:
+        """The reference of a stored item; None: not here."""
+        ...
+
+
+class PlayedSession(ABC):
+    """One episode that is played over HTTP.
+
+    Args:
+        id: of the session.
+        secret: the session's own key.
+        session: the episode, as an agent sees it.
+        sampling: where a request says nothing.
+        fixed: temperature, top_p and top_k are those of `sampling` whatever a request says, as in training.
+    """
+
+    def __init__(self, id: str, secret: str, session: EpisodeSession, sampling: SamplingParams, fixed: bool) -> None:
+        self.id, self.session, self.sampling, self.fixed = id, session, sampling, fixed
+        self.secret = digest(secret)
+        """Hashed."""
+        self.responses: dict[str, list[Message]] = {}
+        """Conversations by the id of the response that ended them."""
+        self.media_form = "reference"
+        """How observations name media."""
+        self.ended = asyncio.Event()
+        """The agent has said that it is done."""
+        self.calls = 0
+        """Under way."""
+        self.idle_since = time.monotonic()
+
+    @abstractmethod
+    def require_open(self) -> None:
+        """Raise if the session is over.
+
+        Raises:
+            ApiError: it is; the message says how it ended.
+        """
+
+    @abstractmethod
+    async def finish(self) -> dict[str, Any]:
+        """End the episode; returns what the agent is told.
+
+        Raises:
+            ApiError: there was no model call yet, it was cancelled, or it could not be stored.
+        """
+
+    @property
+    def trajectory_id(self) -> str:
+        """Of the one it becomes."""
+        return self.session.task.id
+
+    def opens_with(self, secret: str) -> bool:
+        """Whether this is the session's own key."""
+        return hmac.compare_digest(self.secret, digest(secret))
+
+    async def generate(
+        self,
+        messages: list[Message],
+        sampling: SamplingParams | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        tools_key: str = "",
+        on_partial: Callable[[Generation], None] | None = None,
+        shown: Shown | None = None,
+    ) -> Answer:
+        """One model call.
+
+        Raises:
+            ApiError: the session is over.
+            RelaxError: as `EpisodeSession.call`.
+        """
+        self.require_open()
+        with self.busy():
+            return await self.session.call(messages, CallOptions(sampling, tools, tools_key, on_partial, shown))
+
+    async def step(self, action: AssistantMessage) -> StepOutcome:
+        """Act in the environment; tool calls go to its tools.
+
+        Raises:
+            ApiError: the session is over.
+            EpisodeError: the environment failed.
+        """
+        self.require_open()
+        tools = action.tool_calls and self.session.tools
+        with self.busy():
+            return await (self.session.call_tools(action) if tools else self.session.step(action))
+
+    def reward(self, name: str, value: float) -> None:
+        """Add a component to the reward, or replace one that was set before.
+
+        Raises:
+            ApiError: it is not a finite number, or the session is over.
+        """
+        self.require_open()
+        if not name or name == "env":
+            raise bad("a reward's name must be a word other than 'env', which is what the environment gives", "name")
+        if not math.isfinite(value):
+            raise bad(f"reward {name} = {value}; allowed: a finite number", "value")
+        self.session.extra_rewards[name] = float(value)
+
+    def end(self) -> None:
+        """Let the episode be scored.
+
+        Raises:
+            ApiError: there was no model call yet.
+        """
+        session = self.session
+        if not session.turns:
+            raise bad("the session has no model call yet; make one, or cancel it with DELETE", code="no_turns")
+        if not session.context.observes and session.outcome is not None:
+            session.outcome = dataclasses.replace(session.outcome, terminated=True)  # only the agent knows, and it says so
+        self.ended.set()
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """Something is being done for the agent."""
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
+            self.idle_since = time.monotonic()
+
+
+def over(session: PlayedSession, how: str) -> ApiError:
+    """A request to a session that has ended."""
+    return ApiError(400, f"session {session.id} is over ({how}); open a new one", "episode_over")
+
+
+__all__ = ["PlayedSession", "Surroundings", "over"]
