@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -25,7 +25,7 @@ class Job:
     config: RunConfig
     folder: Path
     """The run folder; it exists and can be written."""
-    agent: Callable[..., Any] | None = None
+    agent: Callable[..., Any] | str | Sequence[str] | None = None
     """Plays the episodes instead of the built-in loops."""
     resume: bool = False
     """Go on from the folder's last checkpoint."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,8 @@ class Trainer:
         algorithm: `"grpo"`, `"dr_grpo"`, `"rloo"`, or an `AlgorithmConfig`.
         max_staleness: how many published optimizer steps old a group may be when it is trained on; 0 is on-policy.
         mode: `async` overlaps rollouts and training; `colocate` alternates them and needs `max_staleness=0`.
-        agent: `async def agent(session)` that plays an episode instead of the built-in chat and tool loops.
+        agent: `async def agent(session)` that plays an episode instead of the built-in chat and tool loops; or a command such
+            as `"python my_agent.py"`, started for every episode with `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its environment.
         seed: of weights, episodes and data order.
         folder: where the run is kept; default `runs/<env>-<time>`.
         runtime: who carries the run out; `local` is this machine.
@@ -70,7 +71,7 @@ class Trainer:
         algorithm: str | AlgorithmConfig | Mapping[str, Any] | None = None,
         max_staleness: int | None = None,
         mode: Mode | None = None,
-        agent: Callable[..., Any] | None = None,
+        agent: Callable[..., Any] | str | Sequence[str] | None = None,
         seed: int = 0,
         engines: int = 1,
         folder: str | os.PathLike[str] | None = None,

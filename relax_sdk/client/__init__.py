@@ -8,7 +8,7 @@ with relax.Client("http://127.0.0.1:8000") as service, service.session("tone-v0"
 
 from relax_sdk.client.aio import AsyncClient, AsyncRemoteSession, AsyncRollout
 from relax_sdk.client.calls import Event, Finished, RolloutState, Step
-from relax_sdk.client.sync import Client, RemoteSession, Rollout
+from relax_sdk.client.sync import Client, RemoteSession, Rollout, attach
 
 __all__ = [
     "AsyncClient",
@@ -21,4 +21,5 @@ __all__ = [
     "Rollout",
     "RolloutState",
     "Step",
+    "attach",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -32,7 +33,7 @@ from relax_sdk.client.calls import (
     submit_call,
     unreachable,
 )
-from relax_sdk.errors import ServiceError, ServiceUnavailable
+from relax_sdk.errors import ConfigError, ServiceError, ServiceUnavailable
 from relax_sdk.media import Media, MediaRef
 from relax_sdk.messages import AssistantMessage
 from relax_sdk.trajectory import Trajectory
@@ -251,3 +252,19 @@ class RemoteSession(SessionFields):
             self.finish()
         else:
             self.cancel()
+
+
+def attach() -> RemoteSession:
+    """The session that this process was started to play, from `RELAX_BASE_URL`, `RELAX_SESSION_ID` and `RELAX_SESSION_KEY`.
+
+    Raises:
+        ConfigError: the process was not started as an agent.
+    """
+    names = ("RELAX_BASE_URL", "RELAX_SESSION_ID", "RELAX_SESSION_KEY")
+    url, id, key = (os.environ.get(name, "") for name in names)
+    if not (url and id and key):
+        missing = [name for name in names if not os.environ.get(name)]
+        raise ConfigError(f"{', '.join(missing)} not set: this process was not started as an agent of a training run")
+    client = Client(url, key)
+    state = client._send(Call("GET", f"/v1/sessions/{id}"))
+    return RemoteSession(client, state | {"key": key, "base_url": f"{url}/v1/sessions/{id}/openai/v1"})

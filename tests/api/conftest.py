@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from rollout_bench import bench, processor  # noqa: F401  (fixtures)
 from service_process import Service, start
 
 

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import queue
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ import numpy as np
 from relax_sdk.errors import RelaxError, RunError
 from relax_sdk.media import MediaStore
 from relax_sdk.run import Evaluation
+from relax_sdk.session import Agent
+from relax_server.api.agent_gateway import AgentGateway
 from relax_server.engines.coalesce import CoalescingEngine
 from relax_server.engines.http import HttpEngine
 from relax_server.garbage import settle
@@ -37,7 +39,9 @@ from relax_server.roles.messages import (
     WarmupMade,
     Warn,
 )
+from relax_server.rollout.context import default_agent
 from relax_server.rollout.pool import EnginePool
+from relax_server.rollout.threads import CallThreads
 from relax_server.rollout.warmup import make_warmup
 from relax_server.rollout.worker import RolloutWorker
 from relax_server.timeline import Timeline
@@ -60,6 +64,13 @@ class RolloutRole:
         self.store = MediaStore(layout.media)
         self.journal = open_journal(layout.journal)
         self.pool = EnginePool(self.engine(url) for url in first.engines)
+        self.gateway: AgentGateway | None = None
+        """Between the model and agents in processes of their own."""
+        agent: Agent | None = first.agent
+        warmup: Agent | None = None
+        if isinstance(first.agent, (str, Sequence)):
+            self.gateway = AgentGateway(first.agent, self.processor, self.store, CallThreads("agent media", 2))
+            agent, warmup = self.gateway.play, default_agent(first.spec.load())
         self.worker = RolloutWorker(
             first.spec,
             first.config,
@@ -68,7 +79,8 @@ class RolloutRole:
             self.store,
             self.journal,
             first.run,
-            agent=first.agent,
+            agent=agent,
+            warmup_agent=warmup,
             timeline=Timeline(layout.timeline if first.train else None, "rollout"),
         )
         self.tasks: set[asyncio.Task[None]] = set()
@@ -176,5 +188,7 @@ class RolloutRole:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.worker.close()
+        if self.gateway is not None:
+            await self.gateway.close()
         await self.pool.close()
         self.journal.close()

@@ -76,7 +76,7 @@ async def make_warmup(worker: RolloutWorker, groups: int, batch_size: int) -> in
     """
     rows = worker.splits["train"].peek(min(groups * batch_size, MOST_ROWS))
     real = worker.context
-    agent = real.agent
+    agent = worker.warmup_agent
 
     async def with_session(session: Session) -> None:
         assert isinstance(session, EpisodeSession)

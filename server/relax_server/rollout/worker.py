@@ -60,6 +60,8 @@ class RolloutWorker:
         run: name of the run in the journal.
         agent: plays the episodes; default: the built-in tool loop if the environment has tools, else the chat loop.
         timeline: gets a span per group and per evaluation.
+        warmup_agent: plays the episodes of the format warm-up, whose answers need no model; default: `agent`. Where agents are
+            processes of their own, one of the built-in loops.
 
     Raises:
         ConfigError: the environment shows media that the model does not take, or has no tasks.
@@ -77,6 +79,7 @@ class RolloutWorker:
         run: str,
         agent: Agent | None = None,
         timeline: Timeline | None = None,
+        warmup_agent: Agent | None = None,
     ) -> None:
         env_class = spec.load()
         missing = set(env_class.modalities) - processor.modalities
@@ -109,6 +112,7 @@ class RolloutWorker:
             gate=self._gate,
             routed_experts=config.training.replay_routes,
         )
+        self.warmup_agent = warmup_agent or self.context.agent
         self._committer = Committer(journal, run)
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
