@@ -11,6 +11,7 @@ import re
 import httpx
 import numpy as np
 import openai
+import psutil
 import pytest
 from service_process import Service
 
@@ -297,3 +298,21 @@ def test_health_and_models(service: Service) -> None:
         models = client.get("/v1/models").json()
         assert models["data"][0]["id"] == "relax/tiny-omni" and models["engines"][0]["weight_version"] == "0"
         assert "tone-v0" in [e["id"] for e in client.get("/v1/envs").json()["envs"]]
+
+
+def test_a_web_page_s_own_name_does_not_lead_here(service: Service) -> None:
+    """A page may give its name this machine's address; its requests then still carry the name."""
+    with service.client() as client:
+        assert client.get("/v1/envs", headers={"Host": "evil.example"}).status_code == 400
+        assert client.get("/v1/envs", headers={"Host": "localhost:8000"}).status_code == 200
+
+
+def test_many_runs_take_no_more_threads(service: Service) -> None:
+    def play(run: str) -> int:
+        session = service.open(run=run, sampling={"max_new_tokens": 1})
+        ask(agent(session), HELLO)
+        assert trajectory(service, session)["id"].startswith(f"{run}/")
+        return psutil.Process(service.process.pid).num_threads()
+
+    first = play("run-first")
+    assert max(play(f"run-{i}") for i in range(10)) < first + 10

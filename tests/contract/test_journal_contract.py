@@ -22,15 +22,14 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def open_again(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Open]:
     """Opens the same journal, as often as it is called: each time like another process."""
     opened: list[Journal] = []
+    where = tmp_path / "journal.db" if request.param == "sqlite" else request.getfixturevalue("postgres").make()
 
     def open_() -> Journal:
-        match request.param:
-            case "sqlite":
-                opened.append(open_journal(tmp_path / "journal.db", clock=clock))
+        opened.append(open_journal(where, clock=clock))
         return opened[-1]
 
     yield open_

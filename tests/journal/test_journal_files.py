@@ -160,7 +160,7 @@ def test_a_transaction_that_will_write_takes_the_lock_before_it_reads(file: Path
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("postgresql://host/db", "postgresql:// journals are not supported"),
+        ("mysql://host/db", "mysql:// journals are not supported"),
         ("sqlite://", "names no file"),
         (":memory:", "names no file"),
         ("", "names no file"),

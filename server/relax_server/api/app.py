@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.routing import Route
 
@@ -53,6 +54,8 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
     core.metrics.watch(ServiceState(lambda: _readings(core, hub, rolling)))
     app.state.core, app.state.hub, app.state.rollouts = core, hub, rolling
     _errors(app)
+    if core.config.loopback:  # a web page must not reach it under a name of its own
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[core.config.host, "127.0.0.1", "localhost", "::1", "[::1]"])
 
     for module in (health, sessions, session_socket, rollouts, results, keys):
         app.include_router(module.router)

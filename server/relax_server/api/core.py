@@ -84,7 +84,7 @@ class ServiceCore:
         self.gate.set()
         self.renderer = Renderer(processor)
         self.intake = MediaIntake(self.store, processor, self.media_threads, config.rollout.step_timeout)
-        self._committers: dict[str, Committer] = {}
+        self._committer = Committer(journal, "service")
         self._splits: dict[str, dict[str, TaskSplit]] = {}
         self._refs: dict[str, MediaRef] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -191,10 +191,7 @@ class ServiceCore:
 
     async def commit(self, group: Group, run: str, split: str) -> bool:
         """Make a group durable; False when it was there already."""
-        committer = self._committers.get(run)
-        if committer is None:
-            committer = self._committers[run] = Committer(self.journal, run)
-        return await committer.commit(group, split)
+        return await self._committer.commit(group, split, run)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that no request waits for; it is waited for when the service ends."""
@@ -207,8 +204,7 @@ class ServiceCore:
         if self._background:
             await asyncio.wait(self._background, timeout=DATABASE_LIMIT)
         await self.events.close()
-        for committer in self._committers.values():
-            await committer.close()
+        await self._committer.close()
         await self.pool.close()
         for threads in (self.threads, self.media_threads, self.database):
             threads.close()

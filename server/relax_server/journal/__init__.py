@@ -17,15 +17,19 @@ def open_journal(url_or_path: str | os.PathLike[str], *, busy_timeout: float = 3
     """Open a journal; a new one is made with its folder, an older one is migrated.
 
     Args:
-        url_or_path: a file such as `runs/tone/journal.db`, or `sqlite:///` and a path. Keep it on a local disk: SQLite's
-            locks and shared memory do not work over a network file system.
+        url_or_path: a file such as `runs/tone/journal.db`, or `sqlite:///` and a path, on a local disk, since SQLite's locks do
+            not work over a network file system; for several servers `postgresql://user@host/database`.
         busy_timeout: seconds that a call waits for a writer in another process before it raises.
         clock: Unix seconds; what leases go by.
 
     Raises:
         JournalError: it cannot be opened or made, is not a journal, or was written by a newer version.
     """
-    path = Path(os.path.abspath(_file(os.fspath(url_or_path))))
+    given = os.fspath(url_or_path)
+    if given.startswith(("postgresql://", "postgres://")):
+        url = "postgresql://" + given.partition("://")[2]
+        return SqlJournal(url, busy_timeout=busy_timeout, clock=clock)
+    path = Path(os.path.abspath(_file(given)))
     if path.is_dir():
         raise JournalError(f"{path} is a folder; name a file in it, such as {path / 'journal.db'}")
     try:
@@ -40,7 +44,7 @@ def _file(url_or_path: str) -> str:
     if not found:
         file = url_or_path
     elif scheme != "sqlite":
-        raise JournalError(f"{scheme}:// journals are not supported; name a file, or sqlite:///path/to/journal.db")
+        raise JournalError(f"{scheme}:// journals are not supported; name a file, or postgresql://user@host/database")
     else:
         file = rest.removeprefix("/")
     if file in ("", ":memory:"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, Engine, inspect, text
 
@@ -11,12 +13,13 @@ from relax_server.journal import migrations, sqlite
 from relax_server.journal.schema import HEAD
 
 
-def upgrade(engine: Engine, target: str = HEAD) -> None:
+def upgrade(engine: Engine, target: str = HEAD, write: Mapping[str, Any] = sqlite.WRITE) -> None:
     """Run the revisions that are missing, all in one transaction that no other process can enter.
 
     Args:
         engine: where.
         target: the revision to stop at; tests begin at an older one.
+        write: execution options of a connection whose transactions write.
 
     Raises:
         JournalError: the database is newer than this code, or is not a journal.
@@ -25,7 +28,7 @@ def upgrade(engine: Engine, target: str = HEAD) -> None:
     with engine.connect() as connection, connection.begin():
         if revision(connection) == target:
             return
-    with engine.connect().execution_options(**sqlite.WRITE) as connection, connection.begin():
+    with engine.connect().execution_options(**write) as connection, connection.begin():
         found = revision(connection)  # another process may have been first
         if found != target:
             _check(connection, found)

@@ -1,4 +1,4 @@
-"""The journal's tables, for SQLite now and PostgreSQL later; `migrations/` brings a database to this shape."""
+"""The journal's tables, for SQLite and PostgreSQL; `migrations/` brings a database to this shape."""
 
 from __future__ import annotations
 

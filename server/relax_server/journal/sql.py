@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from relax_sdk.errors import ConfigError, JournalError
 from relax_sdk.trajectory import Group, Trajectory, token_versions
-from relax_server.journal import leases, migrate, sqlite
+from relax_server.journal import leases, migrate, postgres, sqlite
 from relax_server.journal.base import JournalCounts, Lease, LeaseResult, TrajectoryRow
 from relax_server.journal.payload import pack, unpack
 from relax_server.journal.schema import GroupState, groups, payloads, runs, state, trajectories
@@ -32,34 +32,36 @@ _GROUP_DATA = select(groups.c.id, payloads.c.data).join_from(groups, payloads, p
 
 
 class SqlJournal:
-    """`Journal` over SQLite; `leases.py` holds the lease rules.
+    """`Journal` over SQLite or PostgreSQL; `leases.py` holds the lease rules.
 
     One instance serves all threads of a process; each process opens its own.
     """
 
-    def __init__(self, path: Path, *, busy_timeout: float = 30.0, clock: Clock = time.time) -> None:
+    def __init__(self, path: Path | str, *, busy_timeout: float = 30.0, clock: Clock = time.time) -> None:
         """Open the database, made and migrated as needed.
 
         Args:
-            path: absolute; its folder exists.
+            path: of a file, absolute, its folder exists; or a `postgresql://` URL.
             busy_timeout: seconds to wait for another writer.
             clock: what leases and `created_at` go by.
 
         Raises:
             JournalError: it cannot be opened, is not a journal, or is newer than this code.
         """
-        self.path = path
+        self._database = postgres if str(path).startswith("postgresql") else sqlite
+        self.name = postgres.shown(str(path)) if self._database is postgres else str(path)
+        """For people: the file, or the URL without its password."""
         self._busy_timeout = busy_timeout
         self._clock = clock
         self._known_runs: set[str] = set()
         self._writing = threading.Lock()  # threads queue here, fairly, instead of polling SQLite's lock
         self._session = uuid.uuid4().hex
         self._closed = False
-        self.engine: Engine = sqlite.connect(path, busy_timeout)
+        self.engine: Engine = self._database.connect(str(path), busy_timeout)
         try:
             with self._explained("open it"):
-                sqlite.prepare(self.engine, busy_timeout)
-                migrate.upgrade(self.engine)
+                self._database.prepare(self.engine, busy_timeout)
+                migrate.upgrade(self.engine, write=self._database.WRITE)
         except BaseException:
             self.engine.dispose()
             raise
@@ -163,7 +165,7 @@ class SqlJournal:
         with self.reading(f"read trajectory {id!r}") as connection:
             row = connection.execute(query.where(trajectories.c.id == id)).first()
         if row is None:
-            raise JournalError(f"journal {self.path} has no trajectory {id!r}")
+            raise JournalError(f"journal {self.name} has no trajectory {id!r}")
         return next(t for t in unpack(row.data, row.id).trajectories if t.id == id)
 
     def trajectories(self, run: str, split: str | None = None, limit: int = 100, offset: int = 0) -> list[TrajectoryRow]:
@@ -204,7 +206,7 @@ class SqlJournal:
         with (
             self._explained(doing),
             self._writing,
-            self.engine.connect().execution_options(**sqlite.WRITE) as connection,
+            self.engine.connect().execution_options(**self._database.WRITE) as connection,
             connection.begin(),
         ):
             yield connection
@@ -212,11 +214,11 @@ class SqlJournal:
     @contextmanager
     def _explained(self, doing: str) -> Iterator[None]:
         if self._closed:
-            raise JournalError(f"cannot {doing}: journal {self.path} is closed; open it again")
+            raise JournalError(f"cannot {doing}: journal {self.name} is closed; open it again")
         try:
             yield
         except SQLAlchemyError as error:
-            raise sqlite.explain(error, doing, self.path, self._busy_timeout) from error
+            raise self._database.explain(error, doing, self.name, self._busy_timeout) from error
 
 
 def _insert(connection: Connection, group: Group, payload: bytes, run: str, split: str, now: float) -> bool:
@@ -238,10 +240,16 @@ def _insert(connection: Connection, group: Group, payload: bytes, run: str, spli
     connection.execute(insert(payloads), {"seq": seq, "data": payload})
     try:
         if rows := [_trajectory_row(t, group, run, split, now) for t in group.trajectories]:
-            connection.execute(insert(trajectories), rows)
+            with _outlived(connection):
+                connection.execute(insert(trajectories), rows)
     except IntegrityError as error:
         raise _reused(connection, group) from error
     return True
+
+
+def _outlived(connection: Connection) -> AbstractContextManager[Any]:
+    """A statement whose failure leaves the transaction usable: PostgreSQL needs a savepoint for that."""
+    return connection.begin_nested() if connection.dialect.name == "postgresql" else nullcontext()
 
 
 def _check(group: Group, split: str) -> None:

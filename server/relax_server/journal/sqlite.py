@@ -18,7 +18,7 @@ WRITE = {_BEGIN: "BEGIN IMMEDIATE"}
 """Execution options of a connection whose transactions write."""
 
 
-def connect(path: Path, busy_timeout: float) -> Engine:
+def connect(path: Path | str, busy_timeout: float) -> Engine:
     """An engine over one database file; the file is made when first used.
 
     Durability: write-ahead log with `synchronous=FULL`, so a commit that returned survives a power cut.
@@ -68,7 +68,7 @@ def prepare(engine: Engine, busy_timeout: float) -> None:
         pause.wait(0.01)
 
 
-def explain(error: SQLAlchemyError, doing: str, path: Path, busy_timeout: float) -> JournalError:
+def explain(error: SQLAlchemyError, doing: str, name: str, busy_timeout: float) -> JournalError:
     """Say what went wrong with the file, and what to do."""
     code = _code(error)
     for prefix, text in {
@@ -81,9 +81,9 @@ def explain(error: SQLAlchemyError, doing: str, path: Path, busy_timeout: float)
         "SQLITE_IOERR": "cannot be read or written, the disk reports an error: check it",
     }.items():
         if code.startswith(prefix):
-            return JournalError(f"cannot {doing}: journal {path} {text} ({code})")
+            return JournalError(f"cannot {doing}: journal {name} {text} ({code})")
     cause = error.orig if isinstance(error, DBAPIError) else error
-    return JournalError(f"cannot {doing}: journal {path}: {cause}")
+    return JournalError(f"cannot {doing}: journal {name}: {cause}")
 
 
 def _code(error: SQLAlchemyError) -> str:

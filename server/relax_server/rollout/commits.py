@@ -13,18 +13,19 @@ from relax_server.rollout.threads import CallThreads
 COMMIT_TIMEOUT = 120.0
 """Seconds for the groups that are committed in one go."""
 
-_Waiting = tuple[Group, str, asyncio.Future[bool]]
+_Waiting = tuple[Group, tuple[str, str], asyncio.Future[bool]]
+"""A group, its run and split, and who waits for it."""
 
 
 class Committer:
-    """Commits groups of one run, in the order they come.
+    """Commits groups, in the order they come.
 
     A group is durable when `commit` returns. Groups that come while others are being written are written together next:
     in one call of `commit_many(groups, run, split)` where the journal has it, else one by one in the same thread.
 
     Args:
         journal: to write to.
-        run: name of the run.
+        run: name of the run that groups belong to if nothing else is said.
     """
 
     def __init__(self, journal: Journal, run: str) -> None:
@@ -34,8 +35,13 @@ class Committer:
         self._waiting: list[_Waiting] = []
         self._writer: asyncio.Task[None] | None = None
 
-    async def commit(self, group: Group, split: str) -> bool:
+    async def commit(self, group: Group, split: str, run: str | None = None) -> bool:
         """Make a group durable.
+
+        Args:
+            group: finished.
+            split: of its task.
+            run: that it belongs to; default: this committer's.
 
         Returns:
             False when it was there already.
@@ -44,7 +50,7 @@ class Committer:
             JournalError: it could not be written.
         """
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append((group, split, done))
+        self._waiting.append((group, (run or self.run, split), done))
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
         return await done
@@ -58,16 +64,16 @@ class Committer:
     async def _write(self) -> None:
         try:
             while self._waiting:
-                split = self._waiting[0][1]
-                batch = [item for item in self._waiting if item[1] == split]
-                self._waiting = [item for item in self._waiting if item[1] != split]
-                await self._write_batch([group for group, _, _ in batch], split, [done for _, _, done in batch])
+                place = self._waiting[0][1]
+                batch = [item for item in self._waiting if item[1] == place]
+                self._waiting = [item for item in self._waiting if item[1] != place]
+                await self._write_batch([group for group, _, _ in batch], *place, [done for _, _, done in batch])
         finally:
             self._writer = None
 
-    async def _write_batch(self, groups: list[Group], split: str, waiters: Sequence[asyncio.Future[bool]]) -> None:
+    async def _write_batch(self, groups: list[Group], run: str, split: str, waiters: Sequence[asyncio.Future[bool]]) -> None:
         try:
-            results = await self._threads.call(self._commit, groups, split, limit=COMMIT_TIMEOUT)
+            results = await self._threads.call(self._commit, groups, run, split, limit=COMMIT_TIMEOUT)
         except EpisodeTimeout as error:
             results = [JournalError(f"the journal did not take {len(groups)} groups within {COMMIT_TIMEOUT:g} s")] * len(groups)
             results[0].__cause__ = error
@@ -79,17 +85,17 @@ class Committer:
             else:
                 done.set_result(result)
 
-    def _commit(self, groups: list[Group], split: str) -> list[bool | Exception]:
+    def _commit(self, groups: list[Group], run: str, split: str) -> list[bool | Exception]:
         commit_many = getattr(self.journal, "commit_many", None)
         if commit_many is not None and len(groups) > 1:
             try:
-                return list(commit_many(groups, self.run, split))
+                return list(commit_many(groups, run, split))
             except Exception as error:
                 return [error] * len(groups)
         results: list[bool | Exception] = []
         for group in groups:
             try:
-                results.append(self.journal.commit(group, self.run, split))
+                results.append(self.journal.commit(group, run, split))
             except Exception as error:
                 results.append(error)
         return results

@@ -1,0 +1,5 @@
+"""Fixtures of the contract suites."""
+
+from postgres_server import postgres
+
+__all__ = ["postgres"]
