@@ -43,8 +43,11 @@ def trainer(folder: Path, env: str = "tone-v0", **settings) -> relax.Trainer:
 
 def left_behind() -> list[str]:
     """Processes of ours, and weights in shared memory."""
-    ours = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-    names = [" ".join(p.cmdline()) for p in ours]
+    me, names = psutil.Process(), []
+    others = {s.pid for p in me.children() if "serve" in p.cmdline() for s in (p, *p.children(recursive=True))}  # of tests/api
+    for process in me.children(recursive=True):
+        if process.pid not in others and process.status() != psutil.STATUS_ZOMBIE:
+            names.append(" ".join(process.cmdline()))
     shared = [str(p) for p in Path("/dev/shm").glob(f"relax-{os.getpid()}-*")]
     return [n for n in names if "relax_server" in n] + shared
 

@@ -18,6 +18,8 @@ from relax_server.roles.messages import Died, Stop
 STOP_SECONDS = 10.0
 """Between being asked to stop and SIGKILL."""
 
+ENDED_SECONDS = 1.0
+"""For a process whose channel has closed to be gone."""
 ENDED_POLL = 0.02
 """Seconds between looks at a process that is ending."""
 
@@ -53,7 +55,14 @@ class RoleProcess:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._deliver, generation, message)
 
-        channel.listen(deliver, lambda: deliver(None))
+        def closed() -> None:
+            """In the listening thread: the channel closes a moment before the process can be asked how it ended."""
+            if self._process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(ENDED_SECONDS)
+            deliver(None)
+
+        channel.listen(deliver, closed)
         await asyncio.to_thread(self._send, first)
 
     def _spawn(self) -> Channel:
