@@ -90,12 +90,17 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             mine = [run for run in runs if run["env"] == env and run["mode"] == mode]
             for run in mine:
                 seen.update(run["staleness"])
-            test = equivalent(values, held["colocate"])
+            test = equivalent(values, held["colocate"]) if mode != "colocate" else None
             versions = ", ".join(f"{key}: {seen[key] / seen.total():.0%}" for key in sorted(seen, key=int))
             row = {"env": env, "mode": mode, "seeds": len(values), "held-out, mean": statistics.mean(values)}
-            row |= {"deviation": statistics.stdev(values), "worst": min(values), "difference to colocate": test["difference"]}
-            row |= {"its 90% interval": f"{test['low']:+.4f} … {test['high']:+.4f}", "p (TOST)": test["p"]}
-            row |= {"equivalent": test["p"] < LEVEL, "staleness seen": versions, "dropped": sum(run["dropped"] for run in mine)}
+            row |= {"deviation": statistics.stdev(values), "worst": min(values)}
+            row |= {
+                "difference to colocate": test["difference"] if test else None,
+                "its 90% interval": f"{test['low']:+.4f} … {test['high']:+.4f}" if test else None,
+                "p (TOST)": test["p"] if test else None,
+                "equivalent": test["p"] < LEVEL if test else None,
+            }
+            row |= {"staleness seen": versions, "dropped": sum(run["dropped"] for run in mine)}
             rows.append(row)
     return rows
 
@@ -154,7 +159,7 @@ def main() -> None:
                 runs = [done[key] for key in sorted(done)]
                 save(NAME, summary(runs), runs=runs, bars={"margin": MARGIN, "level": LEVEL})
     draw(runs, RESULTS / f"{NAME}.svg")
-    same = [row["equivalent"] for row in summary(runs)]
+    same = [row["equivalent"] for row in summary(runs) if row["equivalent"] is not None]
     print(f"{sum(same)} of {len(same)} equivalent within {MARGIN}; results in {path}")
 
 
