@@ -316,3 +316,11 @@ def test_many_runs_take_no_more_threads(service: Service) -> None:
 
     first = play("run-first")
     assert max(play(f"run-{i}") for i in range(10)) < first + 10
+
+
+def test_the_routes_are_published(service: Service) -> None:
+    with service.client() as client:
+        paths = client.get("/openapi.json").json()["paths"]
+        assert client.get("/docs").status_code == 200
+    for path in ("/v1/sessions", "/v1/rollouts", "/v1/sessions/{id}/openai/v1/chat/completions", "/v1/openai/v1/responses"):
+        assert "post" in paths[path]

@@ -22,6 +22,7 @@ from relax_server.api.core import ServiceCore
 from relax_server.api.errors import ApiError, as_api_error, bad
 from relax_server.api.metrics import ServiceState
 from relax_server.api.openai_responses import ResponsesRoute
+from relax_server.api.openapi import describe
 from relax_server.api.rollouts import RolloutHub
 from relax_server.api.routes import health, keys, results, rollouts, session_socket, sessions
 from relax_server.api.sessions import ExternalSession, SessionHub
@@ -71,6 +72,7 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
         for base in ("/v1/sessions/{id}/openai/v1", "/v1/openai/v1"):
             app.router.routes.append(Route(f"{base}/{path}", route.handle, methods=["POST"]))
             app.router.routes.append(Route(f"{base}/models", models, methods=["GET"]))
+    describe(app)
     return app
 
 
