@@ -140,6 +140,7 @@ def test_a_call_that_cannot_be_read_is_shown_as_the_text_it_was() -> None:
         ({"input": "x", "previous_response_id": "resp_no"}, "no such response"),
         ({"input": "x", "text": {"format": {"type": "json_object"}}}, "text = "),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "x", "stream": [None]}, "stream"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools"),
     ],
 )

@@ -318,6 +318,15 @@ def test_many_runs_take_no_more_threads(service: Service) -> None:
     assert max(play(f"run-{i}") for i in range(10)) < first + 10
 
 
+def test_a_session_without_an_environment_cannot_be_stepped_and_goes_on(service: Service) -> None:
+    session = service.open(sampling={"max_new_tokens": 1})
+    ask(agent(session), HELLO)
+    with service.client() as client:
+        refused = client.post(f"/v1/sessions/{session['id']}/step", json={"action": {"content": "x"}})
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "no_environment"
+    assert trajectory(service, session)["status"] == "completed"
+
+
 def test_the_routes_are_published(service: Service) -> None:
     with service.client() as client:
         paths = client.get("/openapi.json").json()["paths"]

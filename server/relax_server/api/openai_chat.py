@@ -89,9 +89,9 @@ def read_chat(body: Any, base: SamplingParams, media: Mapping[str, MediaRef], fi
         sampling=read_sampling(body, base, fixed, ("max_completion_tokens", "max_tokens")),
         tools=tools,
         tools_key=json.dumps(tools, sort_keys=True) if tools is not None else "",
-        stream=_flag(body, "stream"),
+        stream=read_flag(body, "stream"),
         usage=isinstance(body.get("stream_options"), dict) and bool(body["stream_options"].get("include_usage")),
-        logprobs=_flag(body, "logprobs"),
+        logprobs=read_flag(body, "logprobs"),
         model=str(body.get("model") or ""),
     )
 
@@ -169,9 +169,14 @@ def read_sampling(body: Mapping[str, Any], base: SamplingParams, fixed: bool, li
         raise bad(str(error).replace("SamplingParams.", "").replace("SamplingParams ", "")) from error
 
 
-def _flag(body: Mapping[str, Any], name: str) -> bool:
+def read_flag(body: Mapping[str, Any], name: str) -> bool:
+    """A field that is true, false or left out.
+
+    Raises:
+        ApiError: something else.
+    """
     value = body.get(name)
-    if value not in (None, True, False):
+    if value is not None and type(value) is not bool:
         raise bad(f"{name} = {value!r}; allowed: true or false", name)
     return bool(value)
 

@@ -17,7 +17,7 @@ from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.trajectory import Turn
 from relax_server.api.errors import as_api_error, bad
 from relax_server.api.model_route import GrowingAnswer, ModelRoute, data
-from relax_server.api.openai_chat import ModelCall, extra, read_message, read_sampling, read_tools
+from relax_server.api.openai_chat import ModelCall, extra, read_flag, read_message, read_sampling, read_tools
 from relax_server.api.played import PlayedSession
 from relax_server.api.wire import json_response
 from relax_server.rollout.calls import Answer
@@ -72,7 +72,7 @@ class ResponsesRoute(ModelRoute):
             sampling=read_sampling(body, base, session.fixed, ("max_output_tokens",)),
             tools=tools,
             tools_key=json.dumps(tools, sort_keys=True) if tools is not None else "",
-            stream=bool(body.get("stream")),
+            stream=read_flag(body, "stream"),
             model=str(body.get("model") or ""),
             request=body,
         )

@@ -116,6 +116,8 @@ class PlayedSession(ABC):
             EpisodeError: the environment failed.
         """
         self.require_open()
+        if not self.session.context.observes:
+            raise bad("this session has no environment to act in; post its reward and finish it", code="no_environment")
         tools = action.tool_calls and self.session.tools
         with self.busy():
             return await (self.session.call_tools(action) if tools else self.session.step(action))
