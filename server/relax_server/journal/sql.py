@@ -48,6 +48,7 @@ class SqlJournal:
         Raises:
             JournalError: it cannot be opened, is not a journal, or is newer than this code.
         """
+        self.path = path
         self._database = postgres if str(path).startswith("postgresql") else sqlite
         self.name = postgres.shown(str(path)) if self._database is postgres else str(path)
         """For people: the file, or the URL without its password."""
