@@ -41,6 +41,7 @@ from relax_sdk.errors import (
     TrainingError,
 )
 from relax_sdk.gymnasium_env import from_gymnasium
+from relax_sdk.hosting import Hosting, host
 from relax_sdk.judge import Judge
 from relax_sdk.media import Audio, Image, MediaLimits, MediaRef, MediaStore, Video
 from relax_sdk.messages import AssistantMessage, Message, Text, ToolCall
@@ -75,6 +76,7 @@ __all__ = [
     "EvalConfig",
     "Evaluation",
     "Group",
+    "Hosting",
     "Image",
     "JournalError",
     "Judge",
@@ -114,6 +116,7 @@ __all__ = [
     "__version__",
     "from_gymnasium",
     "get_spec",
+    "host",
     "list_envs",
     "register",
     "reward",

@@ -20,6 +20,11 @@ RelaxError
     └── ServiceUnavailable   it cannot be reached, or is too busy
 """
 
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -40,6 +45,13 @@ __all__ = [
     "TokenError",
     "TrainingError",
 ]
+
+
+def raised(error: BaseException) -> str:
+    """`raised KeyError: 'x' (env.py:12)`: what an error is and the line that it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    line = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"raised {type(error).__name__}: {error}{line}"
 
 
 class RelaxError(Exception):

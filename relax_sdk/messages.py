@@ -169,6 +169,21 @@ def as_messages(observation: Any, role: Role = "user") -> list[Message]:
     return messages
 
 
+def media_names(items: Any) -> set[str]:
+    """The hashes of stored media that a conversation names: messages, or items of the Responses API."""
+    found: set[str] = set()
+    for item in items if isinstance(items, list) else ():
+        if not isinstance(item, dict):
+            continue
+        for content in (item.get("content"), item.get("output")):
+            for part in content if isinstance(content, list) else ():
+                for value in part.values() if isinstance(part, dict) else ():
+                    url = value.get("url") if isinstance(value, dict) else value
+                    if isinstance(url, str) and url.startswith(MEDIA_SCHEME):
+                        found.add(url[len(MEDIA_SCHEME) :])
+    return found
+
+
 def _part_to_openai(part: Part, url: MediaForm) -> dict[str, Any]:
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}

@@ -45,8 +45,9 @@ class EnvSpec:
         return cls
 
     def load_tasks(self) -> Tasks:
-        """The tasks, imported if they were named by a string."""
-        return _import(self.tasks) if isinstance(self.tasks, str) else self.tasks
+        """The tasks, imported if they were named by a string; without any, those that the class has as `tasks`."""
+        tasks = self.tasks if self.tasks is not None else getattr(self.load(), "tasks", None)
+        return _import(tasks) if isinstance(tasks, str) else tasks
 
     def splits(self) -> dict[str, TaskSplit]:
         """The rows by split, freshly opened: `spec.splits()["train"].row(0)`."""

@@ -63,6 +63,12 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
+def scores_groups(env: Any) -> bool:
+    """Whether an environment has rewards that see a whole group."""
+    rubric: Rubric | None = getattr(env, "rubric", None)
+    return getattr(env, "remote_group_rewards", False) or (rubric is not None and bool(rubric.group_functions))
+
+
 def reward_methods(env: Any) -> dict[str, tuple[Callable[..., Any], float]]:
     """The `@reward` methods of an environment: bound method and weight, by name."""
     found: dict[str, tuple[Callable[..., Any], float]] = {}
@@ -89,6 +95,11 @@ async def score(env: Any, trajectory: Trajectory, invoke: Invoke | None = None) 
     """
     trajectory.rewards["env"] = sum(turn.reward for turn in trajectory.turns)
     total = trajectory.rewards["env"]
+    remote = getattr(env, "score_remotely", None)  # its code runs elsewhere
+    if remote is not None:
+        trajectory.reward, components = await _call("of the host", remote, trajectory, invoke)
+        trajectory.rewards |= components
+        return
     rubric: Rubric | None = getattr(env, "rubric", None)
     components = dict(reward_methods(env))
     if rubric is not None:
@@ -110,6 +121,13 @@ async def score_group(env: Any, trajectories: Sequence[Trajectory], invoke: Invo
     Raises:
         RewardError: a function raised, or did not return one finite number per trajectory.
     """
+    remote = getattr(env, "score_group_remotely", None)
+    if remote is not None:
+        for trajectory, (total, components) in zip(
+            trajectories, await _call("of the host", remote, trajectories, invoke), strict=True
+        ):
+            trajectory.reward, trajectory.rewards = total, trajectory.rewards | components
+        return
     rubric: Rubric | None = getattr(env, "rubric", None)
     if rubric is None:
         return

@@ -16,7 +16,7 @@ from relax_sdk.messages import AssistantMessage, Message, as_messages
 if TYPE_CHECKING:
     import pandas
 
-    from relax_sdk.runtime import Job, ModelSession
+    from relax_sdk.runtime import Job, ModelSession, Runtime
 
 METRICS = "metrics.jsonl"
 CONFIG = "config.json"
@@ -46,7 +46,7 @@ class Evaluation:
 class Run:
     """What `fit()` returns; `Run.load(folder)` opens an older one."""
 
-    def __init__(self, folder: Path, config: RunConfig, job: Job | None = None, runtime: str = "local") -> None:
+    def __init__(self, folder: Path, config: RunConfig, job: Job | None = None, runtime: str | Runtime = "local") -> None:
         self.folder = folder
         self.config = config
         self._job = job

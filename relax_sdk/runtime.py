@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from relax_sdk.config import RunConfig, SamplingParams
 from relax_sdk.errors import RegistryError
@@ -15,6 +15,8 @@ from relax_sdk.registry import EnvSpec
 from relax_sdk.run import Evaluation
 
 GROUP = "relax.runtimes"
+Provide = Literal["host", "upload", "installed"]
+"""How an environment gets to a service; see `Trainer`."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,14 @@ class Runtime(Protocol):
         ...
 
 
-def find_runtime(name: str) -> Runtime:
-    """A runtime by name.
+def find_runtime(name: str | Runtime) -> Runtime:
+    """A runtime by name; one that is given stays as it is.
 
     Raises:
         RegistryError: none of that name is installed.
     """
+    if not isinstance(name, str):
+        return name
     points = {point.name: point for point in entry_points(group=GROUP)}
     if name not in points:
         raise RegistryError(f"unknown runtime {name!r}; installed: {', '.join(sorted(points)) or 'none'}")

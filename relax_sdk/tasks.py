@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from relax_sdk.errors import ConfigError
 
 Task: TypeAlias = Mapping[str, Any]
-TaskSource: TypeAlias = "Sequence[Task] | Iterable[Task] | Callable[[], Iterable[Task]]"
+TaskSource: TypeAlias = "Sequence[Task] | Iterable[Task] | EndlessRows | Callable[[], Iterable[Task]]"
 Tasks: TypeAlias = "TaskSource | Mapping[str, TaskSource] | Callable[[], Any] | None"
 """A list, a generator, a `datasets.Dataset`, a function that returns one of these, or a dict of them by split."""
+
+
+KEPT_ROWS = 4096
+"""Rows of a generator that `KeptRows` keeps."""
+
+
+@dataclass(frozen=True)
+class EndlessRows:
+    """Rows without an end that can be asked for in any order.
+
+    Args:
+        make: the row of an index.
+    """
+
+    make: Callable[[int], Task]
 
 
 class TaskSplit:
@@ -27,7 +45,10 @@ class TaskSplit:
             source = source()
         self._rows: Sequence[Task] | None = None
         self._iterator: Iterator[Task] | None = None
-        if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        self._endless = source if isinstance(source, EndlessRows) else None
+        if self._endless is not None:
+            pass
+        elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
             self._rows = source  # type: ignore[assignment]
             if len(self._rows) == 0:  # type: ignore[arg-type]
                 raise ConfigError(f"tasks[{name!r}] is empty")
@@ -54,6 +75,11 @@ class TaskSplit:
     def finite(self) -> bool:
         return self._rows is not None
 
+    @property
+    def forward(self) -> bool:
+        """Whether rows can only be read in order."""
+        return self._iterator is not None
+
     def row(self, index: int) -> dict[str, Any]:
         """Row `index`; wraps around a sequence.
 
@@ -62,6 +88,8 @@ class TaskSplit:
         """
         if self._rows is not None:
             row = self._rows[index % len(self._rows)]
+        elif self._endless is not None:
+            row = self._endless.make(index)
         else:
             assert self._iterator is not None
             if index in self._peeked:
@@ -83,6 +111,8 @@ class TaskSplit:
         """
         if self._rows is not None:
             return [self.row(i) for i in range(min(n, len(self._rows)))]
+        if self._endless is not None:
+            return [self.row(i) for i in range(n)]
         assert self._iterator is not None
         head = list(itertools.islice(self._iterator, n))
         self._peeked, self._next = dict(enumerate(head)), len(head)
@@ -94,6 +124,39 @@ class TaskSplit:
         return dict(row)
 
 
+class KeptRows:
+    """The rows of a split for many who ask in any order, as far as a generator's can be kept; safe for threads."""
+
+    def __init__(self, split: TaskSplit) -> None:
+        self._split = split
+        self._lock = threading.Lock()
+        self._next = 0
+        self._kept: OrderedDict[int, dict[str, Any]] = OrderedDict()
+
+    @property
+    def finite(self) -> bool:
+        return self._split.finite
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def row(self, index: int) -> dict[str, Any]:
+        """A row.
+
+        Raises:
+            ConfigError: of a generator, and it has gone by.
+        """
+        if not self._split.forward:
+            return self._split.row(index)
+        with self._lock:
+            while self._next <= index:
+                self._kept[self._next] = self._split.row(self._next)
+                self._next += 1
+                if len(self._kept) > KEPT_ROWS:
+                    self._kept.popitem(last=False)
+            return self._kept[index] if index in self._kept else self._split.row(index)
+
+
 def task_splits(tasks: Tasks) -> dict[str, TaskSplit]:
     """Make splits of whatever an environment was registered with.
 
@@ -103,7 +166,7 @@ def task_splits(tasks: Tasks) -> dict[str, TaskSplit]:
         ConfigError: no `train` split, or a source of the wrong type.
     """
     if tasks is None:
-        return {"train": TaskSplit("train", ({"index": i} for i in itertools.count()))}
+        return {"train": TaskSplit("train", EndlessRows(lambda index: {"index": index}))}
     if callable(tasks):
         tasks = tasks()
     if (isinstance(tasks, Mapping) and not hasattr(tasks, "column_names")) or _is_dataset_dict(tasks):

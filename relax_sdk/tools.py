@@ -45,7 +45,9 @@ def tool_methods(env: Any) -> dict[str, Callable[..., Any]]:
 
 def has_tools(cls: type) -> bool:
     """Whether an environment class has tools."""
-    return any(getattr(f, _MARK, False) for base in cls.__mro__ for f in vars(base).values())
+    return bool(getattr(cls, "remote_tools", ())) or any(
+        getattr(f, _MARK, False) for base in cls.__mro__ for f in vars(base).values()
+    )
 
 
 def tool_schemas(env: Any) -> list[dict[str, Any]]:
@@ -54,6 +56,9 @@ def tool_schemas(env: Any) -> list[dict[str, Any]]:
     Raises:
         ConfigError: a parameter without a type hint, of a type that JSON cannot express, or `*args`.
     """
+    remote = getattr(env, "remote_tools", None)  # its code runs elsewhere
+    if remote is not None:
+        return list(remote)
     return [_schema(name, function) for name, function in tool_methods(env).items()]
 
 
@@ -141,6 +146,9 @@ async def call_tools(
     Returns:
         Tool messages, summed reward, terminated, truncated.
     """
+    remote = getattr(env, "call_tools_remotely", None)
+    if remote is not None:
+        return await (invoke(remote, action) if invoke else remote(action))
     messages: list[Message] = []
     reward, terminated, truncated = 0.0, False, False
     for call in action.tool_calls:

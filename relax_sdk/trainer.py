@@ -27,6 +27,7 @@ from relax_sdk.env import Env
 from relax_sdk.errors import ConfigError
 from relax_sdk.registry import EnvSpec, get_spec
 from relax_sdk.run import CONFIG, PLOT, Run
+from relax_sdk.runtime import Provide, Runtime
 
 SECTIONS: dict[str, type[Any]] = {
     "sampling": SamplingParams,
@@ -55,6 +56,11 @@ class Trainer:
         seed: of weights, episodes and data order.
         folder: where the run is kept; default `runs/<env>-<time>`.
         runtime: who carries the run out; `local` is this machine.
+        server: URL of a rollout service that carries the run out instead; it goes on there when this program ends.
+        key: for the service, where it wants one.
+        provide: how the environment gets to the service. `host`: it stays in this process, and the service steps it, so the
+            run waits while this program is away. `upload`: its code is sent. `installed`: the service has it. Default:
+            `installed` for those that ship with Relax Gym, else `host`.
         sampling, rollout, optimizer, training, eval, warmup: a configuration object, or a dictionary of the fields to
             change; what is left out comes from the environment's own defaults.
 
@@ -76,6 +82,9 @@ class Trainer:
         engines: int = 1,
         folder: str | os.PathLike[str] | None = None,
         runtime: str = "local",
+        server: str | None = None,
+        key: str | None = None,
+        provide: Provide | None = None,
         sampling: SamplingParams | Mapping[str, Any] | None = None,
         rollout: RolloutConfig | Mapping[str, Any] | None = None,
         optimizer: OptimizerConfig | Mapping[str, Any] | None = None,
@@ -113,7 +122,13 @@ class Trainer:
             **sections,
         )
         self.agent = agent
-        self.runtime = runtime
+        self.runtime: str | Runtime = runtime
+        if server is not None:
+            from relax_sdk.remote import ServiceRuntime
+
+            self.runtime = ServiceRuntime(server, key, provide)
+        elif key is not None or provide is not None:
+            raise ConfigError("key and provide say how a service is used; name it with server=…")
         self._folder = Path(folder) if folder is not None else None
 
     def fit(self, steps: int | None = None, *, resume: bool = False, progress: bool = True) -> Run:

@@ -6,20 +6,23 @@ with relax.Client("http://127.0.0.1:8000") as service, service.session("tone-v0"
     print(session.finish().reward)
 """
 
-from relax_sdk.client.aio import AsyncClient, AsyncRemoteSession, AsyncRollout
-from relax_sdk.client.calls import Event, Finished, RolloutState, Step
-from relax_sdk.client.sync import Client, RemoteSession, Rollout, attach
+from relax_sdk.client.aio import AsyncClient, AsyncRemoteRun, AsyncRemoteSession, AsyncRollout
+from relax_sdk.client.calls import Event, Finished, RolloutState, RunState, Step
+from relax_sdk.client.sync import Client, RemoteRun, RemoteSession, Rollout, attach
 
 __all__ = [
     "AsyncClient",
+    "AsyncRemoteRun",
     "AsyncRemoteSession",
     "AsyncRollout",
     "Client",
     "Event",
     "Finished",
+    "RemoteRun",
     "RemoteSession",
     "Rollout",
     "RolloutState",
+    "RunState",
     "Step",
     "attach",
 ]

@@ -15,26 +15,37 @@ from relax_sdk.client.calls import (
     Event,
     Finished,
     RolloutState,
+    RunState,
     SessionFields,
     Settings,
     Step,
     chat_call,
     failed,
+    generate_call,
     may_repeat,
     open_call,
     pause,
+    read_assistant,
+    read_evaluation,
     read_event,
     read_message,
     read_rollout,
+    read_run,
     read_trajectory,
     reward_call,
+    run_call,
     step_call,
     submit_call,
     unreachable,
 )
+from relax_sdk.client.upload import uploadable
+from relax_sdk.config import SamplingParams
+from relax_sdk.env import Env
 from relax_sdk.errors import ServiceError, ServiceUnavailable
 from relax_sdk.media import Media, MediaRef
 from relax_sdk.messages import AssistantMessage
+from relax_sdk.registry import EnvSpec
+from relax_sdk.run import Evaluation
 from relax_sdk.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -58,6 +69,18 @@ class AsyncClient(Settings):
         """See `Client.models`."""
         return await self._send(Call("GET", "/v1/models"))
 
+    async def register_env(self, id: str, **source: Any) -> dict[str, Any]:
+        """See `Client.register_env`."""
+        return await self._send(Call("POST", "/v1/envs", {"id": id} | source))
+
+    async def upload_env(self, env: str | type[Env] | EnvSpec, id: str | None = None) -> dict[str, Any]:
+        """See `Client.upload_env`."""
+        return await self._send(Call("POST", "/v1/envs", await asyncio.to_thread(uploadable, env, id)))
+
+    async def remove_env(self, id: str) -> None:
+        """See `Client.remove_env`."""
+        await self._send(Call("DELETE", f"/v1/envs/{id}"))
+
     async def rollout(self, env: str, *, idempotency_key: str | None = None, **settings: Any) -> AsyncRollout:
         """See `Client.rollout`."""
         return AsyncRollout(self, read_rollout(await self._send(submit_call(env, settings, idempotency_key))))
@@ -65,6 +88,20 @@ class AsyncClient(Settings):
     async def get_rollout(self, id: str) -> AsyncRollout:
         """See `Client.get_rollout`."""
         return AsyncRollout(self, read_rollout(await self._send(Call("GET", f"/v1/rollouts/{id}"))))
+
+    async def run(
+        self, env: str, *, config: Mapping[str, Any], agent: Sequence[str] | None = None, idempotency_key: str | None = None
+    ) -> AsyncRemoteRun:
+        """See `Client.run`."""
+        return AsyncRemoteRun(self, read_run(await self._send(run_call(env, config, agent, idempotency_key))))
+
+    async def get_run(self, id: str) -> AsyncRemoteRun:
+        """See `Client.get_run`."""
+        return AsyncRemoteRun(self, read_run(await self._send(Call("GET", f"/v1/runs/{id}"))))
+
+    async def runs(self) -> list[RunState]:
+        """See `Client.runs`."""
+        return [read_run(row) for row in (await self._send(Call("GET", "/v1/runs")))["runs"]]
 
     async def session(self, env: str = "none", **settings: Any) -> AsyncRemoteSession:
         """See `Client.session`; `async with await client.session(…) as session`."""
@@ -169,6 +206,62 @@ class AsyncRollout:
         """See `Rollout.cancel`."""
         self.state = read_rollout(await self._client._send(Call("DELETE", f"/v1/rollouts/{self.id}")))
         return self.state
+
+
+class AsyncRemoteRun:
+    """`RemoteRun` for asyncio."""
+
+    def __init__(self, client: AsyncClient, state: RunState) -> None:
+        self._client = client
+        self.id = state.id
+        self.state = state
+
+    def events(self, after: int = 0) -> AsyncIterator[Event]:
+        """See `RemoteRun.events`."""
+        return self._client._events(f"/v1/runs/{self.id}/events", after)
+
+    async def wait(self) -> RunState:
+        """See `RemoteRun.wait`."""
+        async for _ in self.events():
+            pass
+        return await self.refresh()
+
+    async def refresh(self) -> RunState:
+        """See `RemoteRun.refresh`."""
+        self.state = read_run(await self._client._send(Call("GET", f"/v1/runs/{self.id}")))
+        return self.state
+
+    async def cancel(self) -> RunState:
+        """See `RemoteRun.cancel`."""
+        self.state = read_run(await self._client._send(Call("DELETE", f"/v1/runs/{self.id}")))
+        return self.state
+
+    async def resume(self) -> RunState:
+        """See `RemoteRun.resume`."""
+        self.state = read_run(await self._client._send(Call("POST", f"/v1/runs/{self.id}/resume", safe=False)))
+        return self.state
+
+    async def metrics(self, after: int = -1) -> list[dict[str, Any]]:
+        """See `RemoteRun.metrics`."""
+        return (await self._client._send(Call("GET", f"/v1/runs/{self.id}/metrics", params={"after": after})))["metrics"]
+
+    async def evaluate(self, split: str = "eval", limit: int = 0) -> Evaluation:
+        """See `RemoteRun.evaluate`."""
+        call = Call("POST", f"/v1/runs/{self.id}/evaluate", {"split": split, "limit": limit})
+        return read_evaluation(await self._client._send(call))
+
+    async def generate(self, messages: Sequence[Any], sampling: SamplingParams | None = None) -> AssistantMessage:
+        """See `RemoteRun.generate`."""
+        return read_assistant(await self._client._send(generate_call(self.id, messages, sampling)))
+
+    async def files(self) -> dict[str, int]:
+        """See `RemoteRun.files`."""
+        rows = (await self._client._send(Call("GET", f"/v1/runs/{self.id}/files")))["files"]
+        return {row["name"]: row["size"] for row in rows}
+
+    async def file(self, name: str) -> bytes:
+        """See `RemoteRun.file`."""
+        return await self._client._send(Call("GET", f"/v1/runs/{self.id}/files/{name}", raw=True))
 
 
 class AsyncRemoteSession(SessionFields):

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from relax_sdk.config import SamplingParams
 from relax_sdk.errors import ServiceError, ServiceUnavailable
 from relax_sdk.media import MediaRef
-from relax_sdk.messages import Message
+from relax_sdk.messages import AssistantMessage, Message
+from relax_sdk.run import Evaluation
 from relax_sdk.trajectory import Status, Trajectory, Turn, VersionSpan
 
 if TYPE_CHECKING:
@@ -81,6 +83,23 @@ class RolloutState:
 
 
 @dataclass(frozen=True)
+class RunState:
+    """Where a training run is."""
+
+    id: str
+    state: str
+    """`queued`, `waiting` (for the host of its environment), `running`, `completed`, `failed` or `cancelled`."""
+    step: int
+    """The last one that is done."""
+    error: str | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.state not in ("queued", "waiting", "running")
+
+
+@dataclass(frozen=True)
 class Call:
     """One request."""
 
@@ -106,6 +125,35 @@ def submit_call(env: str, settings: dict[str, Any], idempotency_key: str | None)
 
 def read_rollout(body: Mapping[str, Any]) -> RolloutState:
     return RolloutState(body["id"], body["state"], body["counts"], body["error"])
+
+
+def run_call(env: str, config: Mapping[str, Any], agent: Sequence[str] | None, idempotency_key: str | None) -> Call:
+    body = {"env": env, "config": dict(config)} | ({"agent": list(agent)} if agent is not None else {})
+    return Call("POST", "/v1/runs", body, headers={"Idempotency-Key": idempotency_key or uuid.uuid4().hex})
+
+
+def read_run(body: Mapping[str, Any]) -> RunState:
+    return RunState(body["id"], body["state"], body["step"], body["error"])
+
+
+def generate_call(run: str, messages: Sequence[Any], sampling: SamplingParams | None) -> Call:
+    body: dict[str, Any] = {"messages": [_wire(message) for message in messages]}
+    if sampling is not None:
+        fields = ("max_new_tokens", "temperature", "top_p", "top_k", "ignore_eos", "sampling_seed")
+        given = {name: getattr(sampling, name) for name in fields}
+        given |= {"stop": list(sampling.stop), "stop_token_ids": list(sampling.stop_token_ids)}
+        body["sampling"] = {name: value for name, value in given.items() if value is not None}
+    return Call("POST", f"/v1/runs/{run}/generate", body)
+
+
+def read_assistant(body: Mapping[str, Any]) -> AssistantMessage:
+    message = Message.from_openai(body)
+    assert isinstance(message, AssistantMessage)
+    return message
+
+
+def read_evaluation(body: Mapping[str, Any]) -> Evaluation:
+    return Evaluation(**body)
 
 
 def open_call(env: str, settings: dict[str, Any]) -> Call:

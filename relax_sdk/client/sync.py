@@ -16,26 +16,37 @@ from relax_sdk.client.calls import (
     Event,
     Finished,
     RolloutState,
+    RunState,
     SessionFields,
     Settings,
     Step,
     chat_call,
     failed,
+    generate_call,
     may_repeat,
     open_call,
     pause,
+    read_assistant,
+    read_evaluation,
     read_event,
     read_message,
     read_rollout,
+    read_run,
     read_trajectory,
     reward_call,
+    run_call,
     step_call,
     submit_call,
     unreachable,
 )
+from relax_sdk.client.upload import uploadable
+from relax_sdk.config import SamplingParams
+from relax_sdk.env import Env
 from relax_sdk.errors import ConfigError, ServiceError, ServiceUnavailable
 from relax_sdk.media import Media, MediaRef
 from relax_sdk.messages import AssistantMessage
+from relax_sdk.registry import EnvSpec
+from relax_sdk.run import Evaluation
 from relax_sdk.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -69,6 +80,35 @@ class Client(Settings):
         """The model, its engines and their weight versions."""
         return self._send(Call("GET", "/v1/models"))
 
+    def register_env(self, id: str, **source: Any) -> dict[str, Any]:
+        """Register an environment of a package that is installed there; takes a key with the right to upload.
+
+        Args:
+            id: its name there.
+            **source: `entry="package.module:Class"` and perhaps `tasks="package.module:function"`; or `package="name"`, a
+                distribution that registers it.
+
+        Returns:
+            What the service knows of it.
+        """
+        return self._send(Call("POST", "/v1/envs", {"id": id} | source))
+
+    def upload_env(self, env: str | type[Env] | EnvSpec, id: str | None = None) -> dict[str, Any]:
+        """Send an environment's code there, where it runs in a worker process; takes a key with the right to upload.
+
+        Args:
+            env: a registered name, a class, or a spec.
+            id: its name there; default: its own.
+
+        Raises:
+            ConfigError: it cannot be pickled.
+        """
+        return self._send(Call("POST", "/v1/envs", uploadable(env, id)))
+
+    def remove_env(self, id: str) -> None:
+        """Forget an environment that was registered or uploaded."""
+        self._send(Call("DELETE", f"/v1/envs/{id}"))
+
     def rollout(self, env: str, *, idempotency_key: str | None = None, **settings: Any) -> Rollout:
         """Let the service play groups of episodes.
 
@@ -82,6 +122,27 @@ class Client(Settings):
     def get_rollout(self, id: str) -> Rollout:
         """A rollout that was submitted before."""
         return Rollout(self, read_rollout(self._send(Call("GET", f"/v1/rollouts/{id}"))))
+
+    def run(
+        self, env: str, *, config: Mapping[str, Any], agent: Sequence[str] | None = None, idempotency_key: str | None = None
+    ) -> RemoteRun:
+        """Submit a training run; `Trainer(..., server=url).fit()` does this, and follows it.
+
+        Args:
+            env: known there.
+            config: fields of `RunConfig`.
+            agent: a command that plays the episodes; takes a key with the right to upload.
+            idempotency_key: the same one gives the same run; default: a new one.
+        """
+        return RemoteRun(self, read_run(self._send(run_call(env, config, agent, idempotency_key))))
+
+    def get_run(self, id: str) -> RemoteRun:
+        """A training run that was submitted before."""
+        return RemoteRun(self, read_run(self._send(Call("GET", f"/v1/runs/{id}"))))
+
+    def runs(self) -> list[RunState]:
+        """The caller's training runs, newest first."""
+        return [read_run(row) for row in self._send(Call("GET", "/v1/runs"))["runs"]]
 
     def session(self, env: str = "none", **settings: Any) -> RemoteSession:
         """Open an episode that is played from here; a context manager.
@@ -196,6 +257,71 @@ class Rollout:
         """End it; what is durable stays."""
         self.state = read_rollout(self._client._send(Call("DELETE", f"/v1/rollouts/{self.id}")))
         return self.state
+
+
+class RemoteRun:
+    """A training run on the service's machines."""
+
+    def __init__(self, client: Client, state: RunState) -> None:
+        self._client = client
+        self.id = state.id
+        self.state = state
+        """As last heard of."""
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """What happens, until it is over: `stage`, `step` with its metrics, `warning`, at last `finished`.
+
+        Args:
+            after: only behind the event with this id.
+        """
+        return self._client._events(f"/v1/runs/{self.id}/events", after)
+
+    def wait(self) -> RunState:
+        """Wait until it is over."""
+        for _ in self.events():
+            pass
+        return self.refresh()
+
+    def refresh(self) -> RunState:
+        """Ask where it is."""
+        self.state = read_run(self._client._send(Call("GET", f"/v1/runs/{self.id}")))
+        return self.state
+
+    def cancel(self) -> RunState:
+        """End it after a checkpoint."""
+        self.state = read_run(self._client._send(Call("DELETE", f"/v1/runs/{self.id}")))
+        return self.state
+
+    def resume(self) -> RunState:
+        """Go on after it failed or was cancelled, from its last checkpoint."""
+        self.state = read_run(self._client._send(Call("POST", f"/v1/runs/{self.id}/resume", safe=False)))
+        return self.state
+
+    def metrics(self, after: int = -1) -> list[dict[str, Any]]:
+        """Metrics of the steps behind `after`, in order."""
+        return self._client._send(Call("GET", f"/v1/runs/{self.id}/metrics", params={"after": after}))["metrics"]
+
+    def evaluate(self, split: str = "eval", limit: int = 0) -> Evaluation:
+        """Play a split greedily with the trained model.
+
+        Args:
+            split: of the tasks.
+            limit: tasks at most; 0: the run's own limit.
+        """
+        call = Call("POST", f"/v1/runs/{self.id}/evaluate", {"split": split, "limit": limit})
+        return read_evaluation(self._client._send(call))
+
+    def generate(self, messages: Sequence[Any], sampling: SamplingParams | None = None) -> AssistantMessage:
+        """Ask the trained model."""
+        return read_assistant(self._client._send(generate_call(self.id, messages, sampling)))
+
+    def files(self) -> dict[str, int]:
+        """Names and bytes of what it has made: metrics, plot, timeline, and the model as a Hugging Face folder, `hf/`."""
+        return {row["name"]: row["size"] for row in self._client._send(Call("GET", f"/v1/runs/{self.id}/files"))["files"]}
+
+    def file(self, name: str) -> bytes:
+        """One of these files."""
+        return self._client._send(Call("GET", f"/v1/runs/{self.id}/files/{name}", raw=True))
 
 
 class RemoteSession(SessionFields):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from relax_sdk.media import MediaRef
-from relax_sdk.messages import AssistantMessage
+from relax_sdk.messages import AssistantMessage, media_names
 from relax_server.api.errors import bad
 from relax_server.api.openai_chat import read_message
 from relax_server.api.played import PlayedSession, Surroundings
-from relax_server.api.wire import media_names, on_wire, plain
+from relax_server.api.wire import on_wire, plain
 
 
 async def known_media(around: Surroundings, items: Any) -> dict[str, MediaRef]:

@@ -24,8 +24,9 @@ from relax_server.api.metrics import ServiceState
 from relax_server.api.openai_responses import ResponsesRoute
 from relax_server.api.openapi import describe
 from relax_server.api.rollouts import RolloutHub
-from relax_server.api.routes import health, keys, results, rollouts, session_socket, sessions
+from relax_server.api.routes import envs, health, keys, results, rollouts, runs, session_socket, sessions
 from relax_server.api.sessions import ExternalSession, SessionHub
+from relax_server.api.trainings.hub import TrainingHub
 from relax_server.api.wire import error_response, json_response
 
 logger = logging.getLogger(__name__)
@@ -38,13 +39,16 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
         core: the parts it is made of.
         closing: awaited when it ends, before the parts are let go.
     """
-    hub, rolling = SessionHub(core), RolloutHub(core)
+    hub, rolling, training = SessionHub(core), RolloutHub(core), TrainingHub(core)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await core.envs.load()
         await rolling.resume()
+        await training.resume()
         yield
         core.draining = True
+        await training.close()
         await rolling.close()
         await hub.drain(0.0)
         if closing is not None:
@@ -53,12 +57,12 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
 
     app = FastAPI(title="Relax Gym", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None)
     core.metrics.watch(ServiceState(lambda: _readings(core, hub, rolling)))
-    app.state.core, app.state.hub, app.state.rollouts = core, hub, rolling
+    app.state.core, app.state.hub, app.state.rollouts, app.state.trainings = core, hub, rolling, training
     _errors(app)
     if core.config.loopback:  # a web page must not reach it under a name of its own
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[core.config.host, "127.0.0.1", "localhost", "::1", "[::1]"])
 
-    for module in (health, sessions, session_socket, rollouts, results, keys):
+    for module in (health, envs, sessions, session_socket, rollouts, runs, results, keys):
         app.include_router(module.router)
 
     async def models(request: Request) -> Response:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from relax_sdk.config import RolloutConfig
-from relax_sdk.errors import ConfigError, RegistryError
+from relax_sdk.errors import ConfigError
 from relax_sdk.media import MediaRef, MediaStore
-from relax_sdk.registry import EnvSpec, get_spec, list_envs
+from relax_sdk.registry import EnvSpec
 from relax_sdk.session import Agent
-from relax_sdk.tasks import TaskSplit, task_splits
+from relax_sdk.tasks import KeptRows, task_splits
 from relax_sdk.trajectory import Group
-from relax_server.api.errors import unknown
+from relax_server.api.environments.hub import EnvHub
 from relax_server.api.events import EventLog
 from relax_server.api.freeform import FREE
 from relax_server.api.keys import KNOWN_SECONDS, Key, KeyRing
@@ -76,6 +76,8 @@ class ServiceCore:
         self.media_threads = CallThreads("media", MEDIA_THREADS)
         self.database = CallThreads("database", DATABASE_THREADS)
         self.events = EventLog(journal, self.database)
+        logs = config.folder / "logs"
+        self.envs = EnvHub(journal, self.store, self.database, self.media_threads, logs, config.worker_limits)
         self.slots = FairSlots(config.concurrency)
         self.rates = TokenRates()
         self.tally = Tally()
@@ -85,37 +87,30 @@ class ServiceCore:
         self.renderer = Renderer(processor)
         self.intake = MediaIntake(self.store, processor, self.media_threads, config.rollout.step_timeout)
         self._committer = Committer(journal, "service")
-        self._splits: dict[str, dict[str, TaskSplit]] = {}
+        self._splits: dict[str, tuple[EnvSpec, dict[str, KeptRows]]] = {}
         self._refs: dict[str, MediaRef] = {}
         self._background: set[asyncio.Task[None]] = set()
+        self.relay_url = ""
+        """Of the relay, for the processes of training runs; known when the service listens."""
         self.draining = False
         """No new episodes are begun."""
 
     # -------------------------------------------------------------------------------------------------- environments
 
     def spec(self, env: str) -> EnvSpec:
-        """A registered environment; `none` is none at all.
+        """An environment that is known here; see `EnvHub.spec`."""
+        return self.envs.spec(env)
 
-        Raises:
-            ApiError: unknown; nothing is imported because a request names it.
-        """
-        if env == FREE.id:
-            return FREE
-        try:
-            known = {spec.id for spec in list_envs()}
-            if env not in known:
-                raise RegistryError(f"there are {', '.join(sorted(known))}")
-            return get_spec(env)
-        except RegistryError as error:
-            raise unknown("environment", env, f": {error}") from error
-
-    async def splits(self, spec: EnvSpec) -> dict[str, TaskSplit]:
-        """The tasks of an environment by split; opened once."""
-        found = self._splits.get(spec.id)
-        if found is None:
-            found = await self.media_threads.call(lambda: task_splits(spec.load_tasks()), limit=DATABASE_LIMIT)
-            found = self._splits.setdefault(spec.id, found)
-        return found
+    async def splits(self, spec: EnvSpec) -> dict[str, KeptRows]:
+        """The tasks of an environment by split; opened once, and again when another has taken its name."""
+        known = self._splits.get(spec.id)
+        if known is None or known[0] is not spec:
+            opened = await self.media_threads.call(lambda: task_splits(spec.load_tasks()), limit=DATABASE_LIMIT)
+            found = {name: KeptRows(split) for name, split in opened.items()}
+            known = self._splits.get(spec.id)
+            if known is None or known[0] is not spec:
+                known = self._splits[spec.id] = spec, found
+        return known[1]
 
     def context(
         self, run: str, spec: EnvSpec, config: RolloutConfig, key: Key, agent: Agent | None = None, routes: bool = False
@@ -203,6 +198,7 @@ class ServiceCore:
         """Let everything go; episodes must have ended."""
         if self._background:
             await asyncio.wait(self._background, timeout=DATABASE_LIMIT)
+        await self.envs.close()
         await self.events.close()
         await self._committer.close()
         await self.pool.close()

@@ -12,6 +12,7 @@ from relax_server.api.core import ServiceCore
 from relax_server.api.keys import Key
 from relax_server.api.rollouts import RolloutHub
 from relax_server.api.sessions import ExternalSession, SessionHub
+from relax_server.api.trainings.hub import TrainingHub
 
 
 def _core(request: Request) -> ServiceCore:
@@ -22,12 +23,17 @@ def _hub(request: Request) -> SessionHub:
     return request.app.state.hub
 
 
+def _trainings(request: Request) -> TrainingHub:
+    return request.app.state.trainings
+
+
 def _rollouts(request: Request) -> RolloutHub:
     return request.app.state.rollouts
 
 
 Core = Annotated[ServiceCore, Depends(_core)]
 Hub = Annotated[SessionHub, Depends(_hub)]
+Trainings = Annotated[TrainingHub, Depends(_trainings)]
 Rollouts = Annotated[RolloutHub, Depends(_rollouts)]
 
 
@@ -39,6 +45,10 @@ async def _admin(request: Request, core: Core) -> Key:
     return await caller(request, core, "admin")
 
 
+async def _uploader(request: Request, core: Core) -> Key:
+    return await caller(request, core, "upload")
+
+
 async def _session(request: Request, core: Core, hub: Hub, id: Annotated[str, Path(max_length=64)]) -> ExternalSession:
     return await session_of(request, core, hub, id)
 
@@ -46,5 +56,7 @@ async def _session(request: Request, core: Core, hub: Hub, id: Annotated[str, Pa
 Caller = Annotated[Key, Depends(_caller)]
 """Anybody with the right to run."""
 Admin = Annotated[Key, Depends(_admin)]
+Uploader = Annotated[Key, Depends(_uploader)]
+"""Anybody with the right to bring code."""
 Session = Annotated[ExternalSession, Depends(_session)]
 """For its own key or its owner's."""

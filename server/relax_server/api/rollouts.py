@@ -12,7 +12,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from relax_sdk.errors import ConfigError, JournalError, RelaxError
-from relax_sdk.tasks import TaskSplit
+from relax_sdk.tasks import KeptRows
 from relax_server.api.core import DATABASE_LIMIT, ServiceCore
 from relax_server.api.errors import ApiError, bad, unknown
 from relax_server.api.keys import Key
@@ -22,6 +22,8 @@ from relax_server.rollout.context import RolloutContext
 from relax_server.rollout.group import GroupResult, GroupTask, play_group
 
 ACTIVE = ("queued", "running")
+HOST_SECONDS = 60.0
+"""For the host of an environment to come back after the service was started again."""
 AHEAD = 64
 """Groups of one rollout that are begun at once; the places for episodes are shared between keys all the same."""
 
@@ -78,7 +80,7 @@ class RolloutHub:
         if core.draining:
             raise ApiError(503, "the service is shutting down; go to another one", "draining", headers={"Retry-After": "5"})
         core.rates.check(key)
-        spec = core.spec(body.env)
+        spec = await core.envs.find(body.env)
         splits = await core.splits(spec)
         if body.split not in splits:
             raise bad(f"{spec.id} has no split {body.split!r}; there are {', '.join(splits)}", "split")
@@ -181,7 +183,7 @@ class RolloutHub:
         core = self.core
         try:
             body = RolloutBody.model_validate(rollout.request)
-            splits = await core.splits(core.spec(body.env))
+            splits = await core.splits(await core.envs.expect(body.env, HOST_SECONDS))
             context = self._context(body, key)
             await self._save(rollout, "running")
             core.events.add(rollout.topic, "running")
@@ -296,7 +298,7 @@ class RolloutHub:
         self.core.events.add(rollout.topic, "finished", state=state, counts=rollout.counts, error=error)
 
 
-def _indices(body: RolloutBody, split: TaskSplit) -> list[int]:
+def _indices(body: RolloutBody, split: KeptRows) -> list[int]:
     """The tasks to play, in order.
 
     Raises:

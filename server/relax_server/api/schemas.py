@@ -85,6 +85,48 @@ class RolloutBody(Body):
     max_retries: int = Field(default=1, ge=0, le=100)
 
 
+class RunBody(Body):
+    """Submits a training run."""
+
+    env: str = Field(min_length=1, max_length=200)
+    config: dict[str, Any] = Field(default_factory=dict, description="Fields of RunConfig; what is left out is its default")
+    agent: str | list[str] | None = Field(
+        default=None, description="A command that plays the episodes; takes the right to upload"
+    )
+
+
+class EvaluateBody(Body):
+    """Plays a split with a trained model."""
+
+    split: str = Field(default="eval", max_length=100)
+    limit: int = Field(default=0, ge=0, le=1_000_000, description="Tasks at most; 0: the run's own limit")
+
+
+class GenerateBody(Body):
+    """Asks a trained model."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
+    sampling: SamplingBody = SamplingBody()
+
+
+class EnvBody(Body):
+    """Registers an environment: one of `entry`, `package` and `upload`."""
+
+    id: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_-]+$", description="Its name here")
+    entry: str | None = Field(
+        default=None, max_length=300, pattern=r"^[\w.]+:[\w.]+$", description="package.module:Class, of an installed package"
+    )
+    tasks: str | None = Field(
+        default=None, max_length=300, pattern=r"^[\w.]+:[\w.]+$", description="With entry: package.module:function"
+    )
+    package: str | None = Field(
+        default=None, max_length=200, pattern=r"^[A-Za-z0-9._-]+$", description="An installed distribution that registers it"
+    )
+    name: str | None = Field(default=None, max_length=100, description="With package: its name there; default: id")
+    upload: str | None = Field(default=None, description="A spec pickled by cloudpickle, base64; see Client.upload_env")
+    python: str = Field(default="", max_length=20, description="With upload: the version that pickled it, as 3.11")
+
+
 class StepBody(Body):
     """An action in the environment."""
 

@@ -63,9 +63,12 @@ async def _serve(config: ServiceConfig) -> None:
 
         app = make_app(core, closing)
         settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=DRAIN_SECONDS)
+        settings.ws_max_size = config.max_body
         server = uvicorn.Server(settings)
         settle()
-        host, port = listener.getsockname()[:2]
+        host, port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
+        near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        core.relay_url = f"ws://{f'[{near}]' if ':' in near else near}:{port}/v1/relay"
         _say(f"ready at http://{host}:{port} · {config.model} · {folder} · {'keys wanted' if core.locked else 'no keys yet'}")
         watching = asyncio.create_task(_watch(process, core, server)) if process is not None else None
         await server.serve([listener])

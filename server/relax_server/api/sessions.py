@@ -232,7 +232,7 @@ class SessionHub:
         if core.slots.running[key.id] >= key.episodes:
             message = f"key {key.name!r} has {key.episodes} episodes open already; finish some"
             raise ApiError(429, message, "episodes", headers={"Retry-After": "1"})
-        spec = core.spec(opening.env)
+        spec = await core.envs.find(opening.env)
         splits = await core.splits(spec)
         if opening.split not in splits:
             raise bad(f"{spec.id} has no split {opening.split!r}; there are {', '.join(splits)}", "split")

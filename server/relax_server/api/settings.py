@@ -8,6 +8,7 @@ from pathlib import Path
 
 from relax_sdk.config import RolloutConfig, SamplingParams
 from relax_sdk.errors import ConfigError
+from relax_server.api.environments.limits import WorkerLimits
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,18 @@ class ServiceConfig:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """Of sessions and rollouts that say nothing else."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    max_runs: int = 1
+    """Training runs at once; more wait."""
+    max_engines: int = 4
+    """Of one training run."""
+    worker_limits: WorkerLimits = field(default_factory=WorkerLimits)
+    """Of each environment that is registered."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder).absolute())
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"ServiceConfig.port = {self.port}; allowed: 0 (a free one) to 65535")
-        for name, least in (("concurrency", 1), ("max_body", 1024), ("threads", 1)):
+        for name, least in (("concurrency", 1), ("max_body", 1024), ("threads", 1), ("max_runs", 1), ("max_engines", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"ServiceConfig.{name} = {getattr(self, name)}; allowed: {least} or more")
         if self.idle_timeout <= 0:

@@ -53,21 +53,6 @@ async def read_json(request: Request, limit: int) -> tuple[Any, int, bool]:
         raise bad(f"the body is not JSON: {error}", code="invalid_json") from error
 
 
-def media_names(items: Any) -> set[str]:
-    """The hashes of stored media that a conversation names: messages, or items of the Responses API."""
-    found: set[str] = set()
-    for item in items if isinstance(items, list) else ():
-        if not isinstance(item, dict):
-            continue
-        for content in (item.get("content"), item.get("output")):
-            for part in content if isinstance(content, list) else ():
-                for value in part.values() if isinstance(part, dict) else ():
-                    url = value.get("url") if isinstance(value, dict) else value
-                    if isinstance(url, str) and url.startswith(MEDIA_SCHEME):
-                        found.add(url[len(MEDIA_SCHEME) :])
-    return found
-
-
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """JSON, by orjson."""
     return Response(orjson.dumps(body), status, headers, "application/json")

@@ -19,7 +19,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest revision in `migrations/versions`."""
 
 
@@ -153,4 +153,30 @@ events = Table(
     Column("created_at", Double, nullable=False),
     Index(None, "topic", "seq"),
     sqlite_autoincrement=True,
+)
+
+envs = Table(
+    "envs",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("key", String, nullable=False),  # whose it is
+    Column("source", LargeBinary, nullable=False),  # where its code comes from; see api/environments/source.py
+    Column("description", LargeBinary, nullable=False),  # what it is without its code
+    Column("created_at", Double, nullable=False),
+)
+
+trainings = Table(
+    "trainings",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("key", String, nullable=False),  # whose it is
+    Column("idempotency_key", String),
+    Column("request", JSON, nullable=False),
+    Column("state", String, nullable=False),
+    Column("step", BigInteger, nullable=False),  # the last one that is done
+    Column("error", String),
+    Column("server", String, nullable=False),  # folder and machine that carry it out
+    Column("created_at", Double, nullable=False),
+    Column("ended_at", Double),
+    UniqueConstraint("key", "idempotency_key"),
 )

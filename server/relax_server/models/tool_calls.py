@@ -37,7 +37,7 @@ def _read(block: str, tools: Sequence[Mapping[str, Any]], id: str) -> ToolCall:
                 arguments = json.loads(arguments)
             if not isinstance(raw.get("name"), str) or not isinstance(arguments, dict):
                 raise ValueError("a call needs a name and arguments")
-            return ToolCall(id, raw["name"], arguments)
+            return ToolCall(id, raw["name"], _json(arguments))
         call = ast.parse(block, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError("not a call")
@@ -46,9 +46,14 @@ def _read(block: str, tools: Sequence[Mapping[str, Any]], id: str) -> ToolCall:
             raise ValueError(f"{call.func.id} takes {len(names)} positional arguments")
         arguments = {name: ast.literal_eval(value) for name, value in zip(names, call.args, strict=False)}
         arguments |= {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
-        return ToolCall(id, call.func.id, arguments)
-    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        return ToolCall(id, call.func.id, _json(arguments))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         return ToolCall(id, "", {}, error=f"the tool call {block[:80]!r} cannot be read ({error})")
+
+
+def _json(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments as they are after a way through JSON; Python's literals can be more: complex numbers, bytes, sets, NaN."""
+    return json.loads(json.dumps(arguments, allow_nan=False))
 
 
 def _parameters(name: str, tools: Sequence[Mapping[str, Any]]) -> list[str]:

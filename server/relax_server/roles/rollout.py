@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import queue
 import threading
 from collections.abc import Coroutine, Sequence
@@ -108,7 +109,10 @@ class RolloutRole:
 
     def has_warmup(self) -> bool:
         """Whether the environment can give examples of an action's form."""
-        return self.first.spec.make().format_example(np.random.default_rng(0)) is not None
+        example = self.first.spec.make().format_example(np.random.default_rng(0))
+        if inspect.iscoroutine(example):  # its code runs elsewhere; that there is one says enough
+            example.close()
+        return example is not None
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a task; its failure is raised by `serve`."""

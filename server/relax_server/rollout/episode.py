@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from relax_sdk.errors import EngineAborted, EpisodeError, EpisodeTimeout, RelaxError
-from relax_sdk.rewards import score
+from relax_sdk.rewards import score, scores_groups
 from relax_sdk.session import EpisodeOver
 from relax_sdk.trajectory import Status, Trajectory
+from relax_sdk.validation import plain_data
 from relax_server.rollout.context import EpisodeTask, RolloutContext
 from relax_server.rollout.session import EpisodeSession, State, named_error
-from relax_server.rollout.validation import plain_data
 
 GRACE = 5.0
 """Seconds after its time limit in which an episode must have ended; then it is left behind."""
@@ -66,8 +66,7 @@ class Episode:
     @property
     def has_group_rewards(self) -> bool:
         """Whether the rubric scores whole groups; then the environment stays open until `close`."""
-        rubric = getattr(self.session.env, "rubric", None)
-        return rubric is not None and bool(rubric.group_functions)
+        return scores_groups(self.session.env)
 
     async def close(self) -> None:
         """Close an environment that was left open for group rewards."""

@@ -8,12 +8,10 @@ import functools
 import inspect
 import itertools
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from relax_sdk import errors
@@ -24,13 +22,13 @@ from relax_sdk.messages import AssistantMessage, Message, Text
 from relax_sdk.session import EpisodeOver, StepOutcome
 from relax_sdk.tools import call_tools
 from relax_sdk.trajectory import Turn
+from relax_sdk.validation import check_flag, check_reset, check_reward, check_step
 from relax_server.engines.base import GenerateRequest
 from relax_server.rollout.calls import Answer, CallOptions
 from relax_server.rollout.context import EpisodeTask, RolloutContext
 from relax_server.rollout.media import PreparedMedia
 from relax_server.rollout.pool import Listener
 from relax_server.rollout.recorder import Prompt, TokenRecorder
-from relax_server.rollout.validation import check_flag, check_reset, check_reward, check_step
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds before a turn that was aborted from outside is sent again; doubled each time."""
@@ -402,8 +400,4 @@ def named_error(where: str, error: BaseException, kind: type[EpisodeError] = Env
     found = type(error)
     if getattr(errors, found.__name__, None) is found and issubclass(found, RelaxError):
         return found(f"{where}: {error}")
-    line = ""
-    frames = traceback.extract_tb(error.__traceback__)
-    if frames:
-        line = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
-    return kind(f"{where}: raised {found.__name__}: {error}{line}")
+    return kind(f"{where}: {errors.raised(error)}")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import dataclasses
+import inspect
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +45,9 @@ class FormatExamples:
     async def generate(self, request: GenerateRequest, timeout: float) -> list[Generation]:
         env = _session.get().env
         assert isinstance(env, Env)
-        action = env.format_example(self.rng)
+        action: Any = env.format_example(self.rng)
+        if inspect.isawaitable(action):  # its code runs elsewhere
+            action = await action
         if action is None:
             raise ConfigError(f"{type(env).__name__}.format_example gave no action in the middle of an episode")
         if isinstance(action, str):

@@ -9,7 +9,6 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from relax_sdk.errors import RelaxError
-from relax_sdk.registry import list_envs
 from relax_server.api.core import ServiceCore
 from relax_server.api.dependencies import Caller, Core
 from relax_server.api.wire import json_response
@@ -39,17 +38,6 @@ async def readyz(core: Core) -> Response:
 async def metrics(core: Core) -> Response:
     """For Prometheus."""
     return Response(core.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-@router.get("/v1/envs")
-async def envs(key: Caller) -> Response:
-    """The environments that can be played."""
-    rows = []
-    for spec in list_envs():
-        with contextlib.suppress(RelaxError):
-            cls = spec.load()
-            rows.append({"id": spec.id, "modalities": sorted(cls.modalities), "version": cls.version, "doc": cls.__doc__})
-    return json_response({"envs": rows})
 
 
 @router.get("/v1/models")

@@ -1,0 +1,251 @@
+"""`WorkerLink`: the way to an environment that runs in a worker process, which is started when it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relax_sdk.errors import EnvError, RelaxError
+from relax_sdk.hosting.wire import Ask, Broken, Description, FromService, Hello, Reply, encode, read_from_host
+from relax_sdk.media import MediaStore
+from relax_server.api.environments.frames import frame, read_frame
+from relax_server.api.environments.limits import WorkerLimits
+from relax_server.api.environments.source import EnvSource
+from relax_server.rollout.hosted import HostLink, InThread
+
+START_SECONDS = 120.0
+"""To import the environment and to describe it."""
+NOTICE_SECONDS = 3.0
+"""For the guard to notice by itself that the worker has ended."""
+END_SECONDS = 10.0
+"""For the guard to kill what is left."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
+"""Seconds until a worker that has ended is started again; doubled each time, until one has lived for a minute."""
+LIVED = 60.0
+LOG_LIMIT = 16 << 20
+"""Bytes, after which a worker's log is begun anew."""
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "RELAX_CACHE", "VIRTUAL_ENV", "SSL_CERT_FILE")
+"""Of the service's environment variables: none that holds a secret."""
+
+
+class WorkerLink(HostLink):
+    """Starts the worker with the first request, and again after it has ended.
+
+    Args:
+        source: of the code.
+        limits: of the worker.
+        log: where it writes.
+        store: media go here.
+        in_thread: calls what waits for the disk.
+    """
+
+    def __init__(self, source: EnvSource, limits: WorkerLimits, log: Path, store: MediaStore, in_thread: InThread) -> None:
+        super().__init__(source.id, store, in_thread)
+        self.source, self.limits, self.log = source, limits, log
+        self.ended = 0
+        """Workers that have ended by themselves or were killed."""
+        self.how = ""
+        """The last one did."""
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+        self._not_before, self._pause = 0.0, FIRST_PAUSE
+        self._closed = False
+        self._given_up: set[int] = set()
+
+    async def describe(self) -> Description:
+        """Start a worker and ask what the environment is.
+
+        Raises:
+            EnvError: it cannot be loaded, or not in time.
+        """
+        async with self._starting:
+            return await self._start()
+
+    async def send(self, message: FromService) -> None:
+        if not isinstance(message, Ask) and self._writer is None:
+            return  # its episodes are gone with it
+        if self._writer is None:
+            async with self._starting:
+                if self._writer is None:
+                    await asyncio.sleep(max(0.0, self._not_before - time.monotonic()))
+                    await self._start()
+        writer = self._writer
+        if writer is None:
+            raise EnvError(self._gone())
+        writer.write(frame(encode(message)))
+        with contextlib.suppress(ConnectionError):  # its end is told by the one who watches
+            await writer.drain()
+
+    async def ask(self, make: Callable[[int], Ask]) -> Any:
+        number = 0
+
+        def numbered(id: int) -> Ask:
+            nonlocal number
+            number = id
+            return make(id)
+
+        try:
+            return await super().ask(numbered)
+        except asyncio.CancelledError:
+            if number:
+                self._gave_up(number)
+            raise
+
+    def arrived(self, reply: Reply) -> None:
+        self._given_up.discard(reply.id)
+        super().arrived(reply)
+
+    async def close(self) -> None:
+        """End the worker."""
+        self._closed = True
+        await self._end()
+
+    # ------------------------------------------------------------------------------------------------------- process
+
+    def _gave_up(self, id: int) -> None:
+        """A call has passed its time limit, and may hang for ever."""
+        self._given_up.add(id)
+        if len(self._given_up) >= self.limits.stuck and self._process is not None:
+            self.how = f"{len(self._given_up)} calls hung in it"
+            self._stop()
+
+    async def _start(self) -> Description:
+        if self._closed:
+            raise EnvError(f"environment {self.env} was removed")
+        folder = Path(await self._in_thread(tempfile.mkdtemp, None, "relax-env-", limit=START_SECONDS))
+        ours, theirs = socket.socketpair()
+        try:
+            process = await self._spawn(theirs, folder)
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        started, self.how, self._given_up = time.monotonic(), "", set()
+        self._process = process
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                writer.write(frame(msgspec.msgpack.encode(self.source)))
+                first = await read_frame(reader)
+                message = read_from_host(first) if first is not None else None
+        except TimeoutError:
+            message, self.how = None, f"was not ready within {START_SECONDS:.0f} s"
+        except (ConnectionError, RelaxError) as error:
+            message, self.how = None, str(error)
+        if not isinstance(message, Hello):
+            await self._finish(process, writer, folder, started)
+            raise EnvError(message.message if isinstance(message, Broken) else self._gone())
+        self._writer = writer
+        self._watch = asyncio.create_task(self._listen(process, reader, writer, folder, started))
+        return message.env
+
+    async def _spawn(self, connection: socket.socket, folder: Path) -> asyncio.subprocess.Process:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        fresh = not self.log.exists() or self.log.stat().st_size > LOG_LIMIT
+        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        environment |= {"HOME": str(folder), "TMPDIR": str(folder), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment |= {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        limits = json.dumps(dataclasses.asdict(self.limits))
+        with self.log.open("wb" if fresh else "ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "relax_server.api.environments.sandbox", str(connection.fileno()), str(folder), limits),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                pass_fds=[connection.fileno()],
+                env=environment,
+                start_new_session=True,
+            )
+
+    async def _listen(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        folder: Path,
+        started: float,
+    ) -> None:
+        """Deliver what the worker answers, until it ends."""
+        try:
+            while (data := await read_frame(reader)) is not None:
+                message = read_from_host(data)
+                if isinstance(message, Reply):
+                    self.arrived(message)
+        except RelaxError as error:
+            self.how = str(error)
+        finally:
+            self._writer = None
+            await self._finish(process, writer, folder, started)
+            self.lost(self._gone())
+
+    async def _finish(
+        self, process: asyncio.subprocess.Process, writer: asyncio.StreamWriter, folder: Path, started: float
+    ) -> None:
+        """Let the guard kill what is left of it, and hear from it how it ended."""
+        writer.close()
+        told = ""
+        try:
+            if self.how:
+                _close_input(process)
+            told = await _last_words(process, NOTICE_SECONDS) or await _last_words(process, END_SECONDS)
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            self._process = None
+            with contextlib.suppress(RuntimeError):  # the threads are closed
+                await self._in_thread(shutil.rmtree, folder, True, limit=START_SECONDS)
+        self.how = self.how or told or "ended"
+        self.ended += 1
+        if time.monotonic() - started > LIVED:
+            self._pause = FIRST_PAUSE
+        self._not_before = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            _close_input(self._process)
+
+    async def _end(self) -> None:
+        self._stop()
+        if self._watch is not None:
+            await asyncio.wait({self._watch}, timeout=2 * END_SECONDS)
+
+    def _gone(self) -> str:
+        tail = ""
+        with contextlib.suppress(OSError):
+            lines = self.log.read_text(errors="replace").splitlines()[-3:]
+            tail = f"; its log ends: {' | '.join(lines)}" if lines else ""
+        return f"the worker process of environment {self.env} {self.how}{tail}"
+
+
+async def _last_words(process: asyncio.subprocess.Process, seconds: float) -> str:
+    """What the guard says when it ends; after so many seconds it is told to."""
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(seconds):
+            line = await process.stdout.readline()
+            await process.wait()
+            return line.decode(errors="replace").strip() or "ended"
+    except TimeoutError:
+        _close_input(process)
+        return ""
+
+
+def _close_input(process: asyncio.subprocess.Process) -> None:
+    """The guard sees that and ends."""
+    if process.stdin is not None:
+        process.stdin.close()

@@ -1,0 +1,456 @@
+"""Training runs: submitted, carried out in processes of their own, and resumed after whatever ended them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+import platform
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from relax_sdk.config import RunConfig, run_config_from_dict
+from relax_sdk.errors import ConfigError, JournalError, RelaxError
+from relax_sdk.hosting.wire import Description
+from relax_sdk.run import METRICS, WEIGHTS
+from relax_server.api.core import DATABASE_LIMIT, ServiceCore
+from relax_server.api.environments.sockets import SocketLink
+from relax_server.api.errors import ApiError, bad, unknown
+from relax_server.api.freeform import FREE
+from relax_server.api.keys import Key
+from relax_server.api.schemas import RunBody
+from relax_server.api.trainings.child import RunProcess
+from relax_server.api.trainings.process import INTERRUPTED
+from relax_server.api.trainings.wire import Relayed, Request, Start, Told
+from relax_server.journal.schema import trainings
+from relax_server.models.catalog import BUILDERS
+
+DESCRIPTION = "env.msgpack"
+"""In a run's folder: what its environment is, if it comes from outside."""
+ACTIVE = ("queued", "waiting", "running")
+STOP_SECONDS = 20.0
+"""When the service ends; a run that needs longer for its checkpoint goes on from the one before."""
+MODEL_IDLE = 300.0
+"""Seconds without a request after which a trained model is put away."""
+MODEL_SECONDS = 600.0
+"""To start it, and to answer."""
+RESTARTS, RESTART_SECONDS = 3, 60.0
+"""Of a run's process that is killed from outside: this often without a step in between, with a pause before each."""
+
+
+@dataclasses.dataclass
+class Training:
+    """One submitted run."""
+
+    id: str
+    key: str
+    """Id of the key that submitted it."""
+    request: dict[str, Any]
+    state: str
+    """`queued`, `waiting` (for the host of its environment), `running`, `completed`, `failed` or `cancelled`."""
+    step: int
+    error: str | None
+    created_at: float
+    ended_at: float | None = None
+
+    @property
+    def topic(self) -> str:
+        """Of its events."""
+        return f"run/{self.id}"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.state not in ACTIVE
+
+
+class TrainingHub:
+    """All runs of this server.
+
+    Args:
+        core: of the service.
+    """
+
+    def __init__(self, core: ServiceCore) -> None:
+        self.core = core
+        self.folder = core.config.folder / "runs"
+        self.server = f"{platform.node()}:{core.config.folder}"
+        self._places = asyncio.Semaphore(core.config.max_runs)
+        self._active: dict[str, tuple[Training, asyncio.Task[None]]] = {}
+        self._processes: dict[str, RunProcess] = {}
+        self._cancelled: set[str] = set()
+        self._relays: dict[str, tuple[str, str]] = {}
+        """Environment and secret by the process that plays it."""
+        self._models: dict[str, TrainedModel] = {}
+        self._closing = False
+
+    # ------------------------------------------------------------------------------------------------------- requests
+
+    async def submit(self, body: RunBody, key: Key, idempotency_key: str | None) -> tuple[Training, bool]:
+        """Begin a run; the same idempotency key gives the same run.
+
+        Returns:
+            It, and whether it is new.
+
+        Raises:
+            ApiError: unknown environment or model, no right, or the idempotency key was used for something else.
+            ConfigError: settings outside their range.
+        """
+        core = self.core
+        if core.draining:
+            raise ApiError(503, "the service is shutting down; go to another one", "draining", headers={"Retry-After": "5"})
+        if await core.envs.find(body.env) is FREE:
+            raise bad("a run needs an environment, which none is not", "env")
+        self._config(body)
+        if body.agent is not None and not key.may("upload"):
+            raise ApiError(403, "agent: starting a command takes a key with the right to upload", "forbidden", "agent")
+        request = body.model_dump(exclude_none=True)
+        row: dict[str, Any] = dict(id=f"t_{secrets.token_hex(8)}", key=key.id, idempotency_key=idempotency_key, step=0)
+        row |= dict(request=request, state="queued", server=self.server, created_at=time.time())
+        training, new = await core.ask(self._insert, row)
+        if not new and training.request != request:
+            message = f"Idempotency-Key {idempotency_key!r} was used for another request, run {training.id}"
+            raise ApiError(409, message, "idempotency_conflict", "Idempotency-Key")
+        if new:
+            core.events.add(training.topic, "stage", text="queued")
+            self._begin(training)
+        return training, new
+
+    async def resume(self) -> None:
+        """Go on with the runs that were under way when this server ended."""
+
+        def read() -> list[Training]:
+            query = select(trainings).where(trainings.c.state.in_(ACTIVE), trainings.c.server == self.server)
+            with self.core.journal.reading("find unfinished runs") as connection:
+                return [_training(row) for row in connection.execute(query.order_by(trainings.c.created_at)).mappings()]
+
+        for training in await self.core.ask(read):
+            self._begin(training)
+
+    async def get(self, id: str, key: Key) -> Training:
+        """A run of this key, or any for an admin.
+
+        Raises:
+            ApiError: there is none.
+        """
+
+        def read() -> Training | None:
+            with self.core.journal.reading(f"read run {id}") as connection:
+                row = connection.execute(select(trainings).where(trainings.c.id == id)).mappings().first()
+                return _training(row) if row is not None else None
+
+        training = self._active[id][0] if id in self._active else await self.core.ask(read)
+        if training is None or (training.key != key.id and not key.may("admin")):
+            raise unknown("run", id)
+        return training
+
+    async def list(self, key: Key, limit: int) -> Sequence[Training]:
+        """The runs of a key, newest first; all for an admin."""
+
+        def read() -> list[Training]:
+            query = select(trainings).order_by(trainings.c.created_at.desc()).limit(limit)
+            if not key.may("admin"):
+                query = query.where(trainings.c.key == key.id)
+            with self.core.journal.reading("list runs") as connection:
+                return [_training(row) for row in connection.execute(query).mappings()]
+
+        return [self._active[t.id][0] if t.id in self._active else t for t in await self.core.ask(read)]
+
+    async def cancel(self, training: Training) -> Training:
+        """End it, after a checkpoint."""
+        active = self._active.get(training.id)
+        if active is None:
+            if not training.over:
+                raise ApiError(409, f"run {training.id} is carried out by another server; ask that one", "elsewhere")
+            return training
+        training, task = active
+        self._cancelled.add(training.id)
+        process = self._processes.get(training.id)
+        if process is not None:
+            await process.stop()
+        else:
+            task.cancel()
+        await asyncio.wait({task}, timeout=DATABASE_LIMIT)
+        return training
+
+    async def restart(self, training: Training) -> Training:
+        """Go on with a run that failed or was cancelled, from its last checkpoint.
+
+        Raises:
+            ApiError: it is not over, or complete.
+        """
+        if training.state not in ("failed", "cancelled"):
+            raise ApiError(
+                409, f"run {training.id} is {training.state}; only one that failed or was cancelled goes on", "state"
+            )
+        training.error = training.ended_at = None
+        await self._note(training, "queued")
+        self._tell(training, "stage", text="queued")
+        self._begin(training)
+        return training
+
+    async def ask_model(self, training: Training, request: Request) -> Any:
+        """Evaluate, or generate with, what a run has trained.
+
+        Raises:
+            ApiError: it has no weights yet, or the request cannot be carried out.
+        """
+        if not (self.folder / training.id / WEIGHTS).exists():
+            raise ApiError(409, f"run {training.id} has no trained weights yet", "not_ready")
+        model = self._models.get(training.id)
+        if model is None or model.ended:
+            start = await self._start(training, do="serve")
+            model = self._models[training.id] = TrainedModel(start, self._log(training))
+        told = await model.ask(request)
+        if told.kind == "failed":
+            raise bad(told.text, code="run_error")
+        return told.data
+
+    def files(self, training: Training) -> dict[str, Path]:
+        """What a run has made, by the name that it can be fetched by."""
+        folder = self.folder / training.id
+        names = [METRICS, "reward.png", "timeline.json"]
+        names += [f"{WEIGHTS}/{path.name}" for path in sorted((folder / WEIGHTS).glob("*")) if path.is_file()]
+        return {name: folder / name for name in names if (folder / name).is_file()}
+
+    def relayed(self, secret: str) -> str | None:
+        """The environment that the holder of a secret may play."""
+        return next((env for env, known in self._relays.values() if hmac.compare_digest(known, secret)), None)
+
+    async def close(self) -> None:
+        """Stop the runs; they go on when the service is started again."""
+        self._closing = True
+        await asyncio.gather(*(model.close() for model in self._models.values()))
+        await asyncio.gather(*(process.stop(STOP_SECONDS) for process in self._processes.values()))
+        tasks = [task for _, task in self._active.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=DATABASE_LIMIT)
+
+    # ------------------------------------------------------------------------------------------------------- carrying out
+
+    def _config(self, body: RunBody) -> RunConfig:
+        """The settings of a run.
+
+        Raises:
+            ConfigError: outside their range, or a model that the service does not offer: a path from a request reaches no file.
+        """
+        config = run_config_from_dict(body.config | {"env": body.env})
+        offered = sorted({*BUILDERS, self.core.config.model})
+        if config.model not in offered:
+            raise ConfigError(f"model = {config.model!r}; this service trains {', '.join(offered)}")
+        if config.engines > self.core.config.max_engines:
+            raise ConfigError(f"engines = {config.engines}; allowed here: at most {self.core.config.max_engines}")
+        return config
+
+    def _begin(self, training: Training) -> None:
+        task = asyncio.get_running_loop().create_task(self._carry_out(training))
+        self._active[training.id] = training, task
+        task.add_done_callback(lambda _: self._active.pop(training.id, None))
+
+    async def _carry_out(self, training: Training) -> None:
+        try:
+            async with self._places:
+                await self._until_over(training)
+        except asyncio.CancelledError:
+            if training.id in self._cancelled and not self._closing:
+                await self._end(training, "cancelled", None)
+                return
+            raise
+        except Exception as error:
+            what = str(error) if isinstance(error, RelaxError) else f"{type(error).__name__}: {error}"
+            await self._end(training, "failed", what)
+
+    async def _until_over(self, training: Training) -> None:
+        """Carry a run out, however often its process ends before its time."""
+        killed = 0
+        while True:
+            await self._host(training)
+            step = training.step
+            process = RunProcess(await self._start(training, do="train"), self._log(training))
+            self._processes[training.id] = process
+            try:
+                await self._note(training, "running")
+                await process.start()
+                host_gone = asyncio.create_task(self._host_gone(training))
+                host_gone.add_done_callback(lambda task, p=process: None if task.cancelled() else p.interrupt())
+                try:
+                    last = await self._follow(training, process)
+                finally:
+                    host_gone.cancel()
+                code = await process.wait()
+            finally:
+                del self._processes[training.id]
+                await process.stop(STOP_SECONDS)
+            if training.id in self._cancelled:
+                return await self._end(training, "cancelled", None)
+            if last is not None and last.kind == "done":
+                return await self._end(training, "completed", None)
+            if last is not None and last.kind == "failed" and code != INTERRUPTED and self._host_there(training):
+                return await self._end(training, "failed", last.text)
+            if self._closing:
+                return
+            killed = 0 if training.step > step or code == INTERRUPTED else killed + 1
+            if killed > RESTARTS:
+                return await self._end(training, "failed", f"its process ended {killed} times: {process.log_tail()}")
+            if killed:
+                self._tell(training, "warning", text=f"the process of the run ended (exit code {code}); it is started again")
+                await asyncio.sleep(min(2.0**killed, RESTART_SECONDS))
+
+    async def _follow(self, training: Training, process: RunProcess) -> Told | None:
+        """Pass on what the process says; returns the last word, if there was one."""
+        last = None
+        async for told in process.told():
+            if told.kind == "step":
+                training.step = int(told.data["step"])
+                self._tell(training, "step", **told.data)
+            elif told.kind in ("stage", "warning"):
+                self._tell(training, told.kind, text=told.text)
+            else:
+                last = told
+        return last
+
+    async def _start(self, training: Training, do: Any) -> Start:
+        body = RunBody.model_validate(training.request)
+        config = self._config(body).to_dict()
+        folder = self.folder / training.id
+        common: dict[str, Any] = dict(do=do, folder=str(folder), media=str(self.core.store.root), config=config)
+        common |= dict(agent=body.agent, resume=(folder / "config.json").exists())
+        kept = folder / DESCRIPTION  # for when its host is away
+        with contextlib.suppress(ApiError):
+            await self.core.envs.find(body.env)
+        description = self.core.envs.description(body.env)
+        if description is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            kept.write_bytes(msgspec.msgpack.encode(description))
+        elif kept.exists():
+            description = msgspec.msgpack.decode(kept.read_bytes(), type=Description)
+        else:
+            return Start(env=body.env, **common)
+        secret = f"rlr_{secrets.token_urlsafe(32)}"
+        self._relays[f"{training.id} {do}"] = body.env, secret
+        return Start(relayed=Relayed(description, self.core.relay_url, secret), **common)
+
+    def _host_there(self, training: Training) -> bool:
+        with contextlib.suppress(ApiError):
+            self.core.envs.spec(training.request["env"])
+            link = self.core.envs.link(training.request["env"])
+            return not (isinstance(link, SocketLink) and link.given_up)
+        return False
+
+    async def _host(self, training: Training) -> None:
+        """Wait until the environment can be played."""
+        with contextlib.suppress(ApiError):
+            await self.core.envs.find(training.request["env"])
+        while not self._host_there(training):
+            changed = self.core.envs.changed
+            if training.state != "waiting":
+                await self._note(training, "waiting")
+                self._tell(training, "stage", text=f"waiting for the host of {training.request['env']}")
+            await changed.wait()
+
+    async def _host_gone(self, training: Training) -> None:
+        """Ends when the environment can be played no more."""
+        while self._host_there(training):
+            await self.core.envs.changed.wait()
+
+    def _log(self, training: Training) -> Path:
+        return self.folder / training.id / "logs" / "run.log"
+
+    def _tell(self, training: Training, kind: str, **data: Any) -> None:
+        self.core.events.add(training.topic, kind, **data)
+
+    async def _end(self, training: Training, state: str, error: str | None) -> None:
+        training.error, training.ended_at = error, time.time()
+        self._cancelled.discard(training.id)
+        await self._note(training, state)
+        self._tell(training, "finished", state=state, step=training.step, error=error)
+
+    # ------------------------------------------------------------------------------------------------------- database
+
+    async def _note(self, training: Training, state: str) -> None:
+        training.state = state
+        values = dict(state=state, step=training.step, error=training.error, ended_at=training.ended_at)
+
+        def write() -> None:
+            with self.core.journal.writing(f"note the state of run {training.id}") as connection:
+                connection.execute(update(trainings).where(trainings.c.id == training.id).values(values))
+
+        await self.core.ask(write)
+
+    def _insert(self, row: dict[str, Any]) -> tuple[Training, bool]:
+        try:
+            with self.core.journal.writing("submit a run") as connection:
+                connection.execute(insert(trainings).values(row))
+            return _training(row), True
+        except JournalError as error:
+            if not isinstance(error.__cause__, IntegrityError) or row["idempotency_key"] is None:
+                raise
+        key, word = row["key"], row["idempotency_key"]
+        with self.core.journal.reading("find a run by its idempotency key") as connection:
+            query = select(trainings).where(trainings.c.key == key, trainings.c.idempotency_key == word)
+            return _training(connection.execute(query).mappings().one()), False
+
+
+class TrainedModel:
+    """A run's weights behind an engine, for as long as somebody asks.
+
+    Args:
+        start: of its process.
+        log: of its process.
+    """
+
+    def __init__(self, start: Start, log: Path) -> None:
+        self._process = RunProcess(start, log)
+        self._lock = asyncio.Lock()
+        self._started = self.ended = False
+        self._put_away: asyncio.TimerHandle | None = None
+
+    async def ask(self, request: Request) -> Told:
+        """One request after the other."""
+        async with self._lock:
+            if self._put_away is not None:
+                self._put_away.cancel()
+            try:
+                if not self._started:
+                    self._started = True
+                    await self._process.start()
+                    async with asyncio.timeout(MODEL_SECONDS):
+                        async for told in self._process.told():
+                            if told.kind == "ready":
+                                break
+                            if told.kind == "failed":
+                                self.ended = True
+                                return told
+                answer = await self._process.ask(request, MODEL_SECONDS)
+            except BaseException:
+                self.ended = True
+                await self._process.stop(5.0)
+                raise
+            self._put_away = asyncio.get_running_loop().call_later(MODEL_IDLE, self._later)
+            return answer
+
+    def _later(self) -> None:
+        self.ended = True
+        self._closing = asyncio.create_task(self._process.stop(5.0))
+
+    async def close(self) -> None:
+        """Put it away."""
+        self.ended = True
+        if self._put_away is not None:
+            self._put_away.cancel()
+        await self._process.stop(5.0)
+
+
+def _training(row: Any) -> Training:
+    names = ("id", "key", "request", "state", "step", "created_at")
+    return Training(**{name: row[name] for name in names}, error=row.get("error"), ended_at=row.get("ended_at"))
