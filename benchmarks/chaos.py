@@ -6,6 +6,7 @@ python -m benchmarks.chaos [--times 20] [--roles engine policy rollout controlle
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -39,15 +40,6 @@ def steps_done(folder: Path) -> int:
     return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
 
 
-def wait_for_step(folder: Path, step: int) -> None:
-    """Wait until a run has done so many steps."""
-    end = time.monotonic() + LIMIT
-    while steps_done(folder) < step:
-        if time.monotonic() > end:
-            raise TimeoutError(f"{folder}: no step {step} within {LIMIT:.0f} s; see its logs")
-        time.sleep(0.05)
-
-
 class Run:
     """`relax train` in a process of its own, watched through its folder."""
 
@@ -67,8 +59,34 @@ class Run:
         command = [sys.executable, "-m", "relax_sdk.cli", *arguments]
         return subprocess.Popen(command, stderr=log, stdout=log, preexec_fn=heed_interrupt)
 
+    def wait_for_step(self, step: int) -> None:
+        """Wait until so many steps are done.
+
+        Raises:
+            RuntimeError: the run has ended.
+            TimeoutError: it takes too long.
+        """
+        end = time.monotonic() + LIMIT
+        while steps_done(self.folder) < step:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the run has ended: {(self.folder.parent / f'{self.folder.name}.log').read_text()[-2000:]}")
+            if time.monotonic() > end:
+                raise TimeoutError(f"{self.folder}: no step {step} within {LIMIT:.0f} s; see its logs")
+            time.sleep(0.05)
+
+    def process_of(self, role: str, other_than: int = 0) -> psutil.Process:
+        """The process of a role, waiting for one that is just being started."""
+        end = time.monotonic() + LIMIT
+        while time.monotonic() < end and self.process.poll() is None:
+            for child in psutil.Process(self.process.pid).children():
+                with contextlib.suppress(psutil.Error):  # one that has ended has no command line
+                    if child.pid != other_than and ROLES[role] in " ".join(child.cmdline()):
+                        return child
+            time.sleep(0.01)
+        raise TimeoutError(f"{self.folder}: no process of the {role} within {LIMIT:.0f} s; see its logs")
+
     def kill(self, role: str) -> float:
-        """Kill one process; returns the seconds until the next step is done."""
+        """Kill one process; returns the seconds until there is another one and two more steps are done."""
         before = steps_done(self.folder)
         if role == "controller":
             self.process.kill()
@@ -80,11 +98,11 @@ class Run:
             while not (checkpoint < steps_done(self.folder) != before) and time.monotonic() < end:
                 time.sleep(0.05)
         else:
-            children = psutil.Process(self.process.pid).children()
-            (victim,) = [p for p in children if ROLES[role] in " ".join(p.cmdline())]
+            victim = self.process_of(role)
             os.kill(victim.pid, signal.SIGKILL)
             killed = time.monotonic()
-            wait_for_step(self.folder, before + 2)  # the one under way may still come from before
+            self.process_of(role, victim.pid)
+            self.wait_for_step(before + 2)  # the one under way may still come from before
         return time.monotonic() - killed
 
 
@@ -93,12 +111,12 @@ def one_run(env: str, role: str, folder: Path, kills: int, rng: random.Random) -
     run = Run(env, folder, steps=1_000_000, seed=rng.randrange(1000))
     seconds: list[float] = []
     try:
-        wait_for_step(folder, 7)  # a checkpoint is there
+        run.wait_for_step(7)  # a checkpoint is there
         for _ in range(kills):
             time.sleep(rng.uniform(0.0, 4.0))
             seconds.append(run.kill(role))
             print(f"{role}: killed, trains again after {seconds[-1]:.1f} s", flush=True)
-        wait_for_step(folder, steps_done(folder) + 6)
+        run.wait_for_step(steps_done(folder) + 6)
         run.process.send_signal(signal.SIGINT)
         run.process.wait(LIMIT)
     finally:

@@ -163,6 +163,8 @@ class AsyncClient(Settings):
                         await stream.response.aread()
                         raise failed(stream.response)
                     async for line in stream.aiter_sse():
+                        if not line.data:
+                            continue  # a sign of life: httpx-sse makes an empty event of it
                         event, attempt = read_event(line), 0
                         after = event.id
                         yield event

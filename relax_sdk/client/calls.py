@@ -153,7 +153,7 @@ def read_assistant(body: Mapping[str, Any]) -> AssistantMessage:
 
 
 def read_evaluation(body: Mapping[str, Any]) -> Evaluation:
-    return Evaluation(**body)
+    return Evaluation(**{**body, "ci95": float("nan") if body["ci95"] is None else body["ci95"]})  # of a single episode
 
 
 def open_call(env: str, settings: dict[str, Any]) -> Call:

@@ -209,6 +209,8 @@ class Client(Settings):
                         stream.response.read()
                         raise failed(stream.response)
                     for line in stream.iter_sse():
+                        if not line.data:
+                            continue  # a sign of life: httpx-sse makes an empty event of it
                         event, attempt = read_event(line), 0
                         after = event.id
                         yield event

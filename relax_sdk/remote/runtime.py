@@ -89,18 +89,18 @@ class ServiceRuntime:
     def _follow(self, run: RemoteRun, note: _Note, observer: Observer, folder: Path) -> None:
         with (folder / METRICS).open("a", buffering=1) as metrics:
             for event in run.events(note.seen):
+                if event.kind == "step":  # JSON knows no NaN, which some figures are
+                    row = {name: float("nan") if value is None else value for name, value in event.data.items()}
+                    observer.step(row)
+                    metrics.write(json.dumps(row) + "\n")
                 self._tell(event, observer)
-                if event.kind == "step":
-                    metrics.write(json.dumps(event.data) + "\n")
                 note.write(self.url, run.id, event.id)
                 if event.kind == "finished" and event.data["state"] != "completed":
                     why = event.data["error"] or event.data["state"]
                     raise RunError(f"run {run.id} at {self.url} ended after step {event.data['step']}: {why}")
 
     def _tell(self, event: Event, observer: Observer) -> None:
-        if event.kind == "step":
-            observer.step(event.data)
-        elif event.kind == "stage":
+        if event.kind == "stage":
             observer.stage(event.data["text"])
         elif event.kind == "warning":
             observer.warn(event.data["text"])

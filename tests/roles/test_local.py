@@ -1,6 +1,7 @@
 """Whole runs on this machine: real engine, journal, trainer and environment processes, at the smallest sizes."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -203,6 +204,30 @@ def test_killing_a_process_loses_nothing(tmp_path, role):
     killed: list[int] = []
     watch, run = fit_watched(trainer(tmp_path / "run"), 6, kill)
     assert killed
+    went_on(watch, run, 6)
+
+
+@pytest.mark.parametrize("role", ["policy", "rollout", "engines.embedded"])
+def test_killing_what_is_just_being_started_loses_nothing(tmp_path, role):
+    """The process that takes a dead one's place dies before it is ready."""
+
+    def kill(step: int) -> None:
+        if step == 2 and not killed:
+            killed.append(send_signal(role, signal.SIGKILL))
+            threading.Thread(target=kill_next).start()
+
+    def kill_next() -> None:
+        end = time.monotonic() + 60
+        while len(killed) < 2 and time.monotonic() < end:
+            for process in psutil.Process().children():
+                with contextlib.suppress(psutil.Error):
+                    if process.pid not in killed and role in " ".join(process.cmdline()):
+                        process.kill()
+                        killed.append(process.pid)
+
+    killed: list[int] = []
+    watch, run = fit_watched(trainer(tmp_path / "run"), 6, kill)
+    assert len(killed) == 2
     went_on(watch, run, 6)
 
 

@@ -60,6 +60,14 @@ SILENCE_SECONDS = 60.0
 """A rollout process that says nothing for so long is restarted."""
 
 
+class RoleDied(RelaxError):
+    """A role that was being started again has ended; `message` says how."""
+
+    def __init__(self, message: Died) -> None:
+        super().__init__(f"the {message.role} process ended ({message.how})")
+        self.message = message
+
+
 class Controller:
     """Runs one job from its first message to its last checkpoint."""
 
@@ -245,10 +253,16 @@ class Controller:
     def heard_of_policy(self, waits: bool = False) -> None:
         self.policy_at, self.policy_waits = time.monotonic(), waits
 
-    async def expect(self, kind: type[M], seconds: float = START_SECONDS) -> M:
+    async def expect(self, kind: type[M], seconds: float = START_SECONDS, again: str = "") -> M:
         """Wait for one kind of message during the start; others are kept for later or handled as failures.
 
+        Args:
+            kind: of message.
+            seconds: to wait.
+            again: a role that is being started again. Its death is then told as such, and that of others is kept for later.
+
         Raises:
+            RoleDied: the role that is being started again.
             RunError: a role died, failed or took too long.
         """
         kept: list[Any] = []
@@ -258,7 +272,10 @@ class Controller:
                     message = await self.inbox.get()
                     if isinstance(message, kind):
                         return message
-                    if isinstance(message, (Failed, Died)):
+                    if again and isinstance(message, Died):
+                        if message.role == again:
+                            raise RoleDied(message)
+                    elif isinstance(message, Died) or (isinstance(message, Failed) and (message.fatal or not again)):
                         self.raise_failure(message)
                     if isinstance(message, (Warn, RolloutStats)):
                         await self.handle(message)
@@ -416,23 +433,32 @@ class Controller:
         self.inbox.put_nowait(Failed(str(error), fatal=True))
 
     async def restart(self, message: Died) -> None:
-        """Start a role again that died; the journal makes sure that nothing is lost or trained twice."""
+        """Start a role again that died; the journal makes sure that nothing is lost or trained twice.
+
+        Raises:
+            RunError: it died too often, or cannot be started.
+        """
         process = self.policy if message.role == "policy" else self.rollout
-        self.restarts.count(message.role, f"the last time {message.how}; end of {message.log}:\n{process.log_tail()}")
-        self.observer.warn(f"the {message.role} process ended ({message.how}); starting it again")
-        if message.role == "policy":
-            await self.restart_policy()
-        else:
-            await self.start_rollout()
-            await self.expect(RolloutReady)
-            self.rollout.send(Begin(self.step, self.consumed, self.dropped))
-            for step in self.evaluating:
-                self.rollout.send(Evaluate(step, "eval", self.config.eval.limit))
+        while True:
+            self.restarts.count(message.role, f"the last time {message.how}; end of {message.log}:\n{process.log_tail()}")
+            self.observer.warn(f"the {message.role} process ended ({message.how}); starting it again")
+            try:
+                await (self.restart_policy() if message.role == "policy" else self.restart_rollout())
+                return
+            except RoleDied as died:  # while it was starting
+                message = died.message
+
+    async def restart_rollout(self) -> None:
+        await self.start_rollout()
+        await self.expect(RolloutReady, again="rollout")
+        self.rollout.send(Begin(self.step, self.consumed, self.dropped))
+        for step in self.evaluating:
+            self.rollout.send(Evaluate(step, "eval", self.config.eval.limit))
 
     async def restart_policy(self) -> None:
         self.policy_at, self.awaits_devices = None, False
         await self.start_policy((self.layout.checkpoints() or [None])[-1])
-        ready = await self.expect(PolicyReady)
+        ready = await self.expect(PolicyReady, again="policy")
         self.step, self.weights = ready.step, ready.weights
         await self.load_weights()
         self.rollout.send(Published(self.step, self.consumed, self.dropped))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from relax_sdk.errors import EngineError, RelaxError
+from relax_sdk.errors import EngineError, EngineUnavailable, RelaxError
 from relax_sdk.runtime import Job
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess
@@ -135,12 +135,22 @@ class EngineFleet:
                         return
 
     async def _replace(self, index: int, why: str) -> None:
-        """Start a new engine with the current weights in the place of one that is lost."""
+        """Start a new engine with the current weights in the place of one that is lost; it may be lost while it starts, too.
+
+        Raises:
+            RunError: too many were lost.
+        """
         slot = self._slots[index]
         self.restarts.count("engine", slot.process.log_tail())
         self._warn(f"the engine at {slot.url} {why}; starting a new one")
         await slot.stop()
-        self._slots[index] = await self._start_one()
+        while True:
+            try:
+                self._slots[index] = await self._start_one()
+                break
+            except EngineUnavailable as error:
+                self.restarts.count("engine", str(error))
+                self._warn(f"{error}; starting another one")
         await self._load_into(self._slots[index])
         self._changed(self.urls)
 
