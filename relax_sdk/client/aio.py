@@ -19,6 +19,7 @@ from relax_sdk.client.calls import (
     SessionFields,
     Settings,
     Step,
+    at_limit,
     chat_call,
     failed,
     generate_call,
@@ -313,7 +314,7 @@ class AsyncRemoteSession(SessionFields):
     ) -> None:
         if self.finished is not None:
             return
-        if error is None and self._turns:
+        if at_limit(error) or (error is None and self._turns):
             await self.finish()
         else:
             await self.cancel()

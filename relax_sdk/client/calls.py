@@ -210,6 +210,11 @@ def failed(response: httpx.Response) -> ServiceError:
     return kind(f"{response.request.method} {response.request.url.path}: {message}", response.status_code, code)
 
 
+def at_limit(error: BaseException | None) -> bool:
+    """Whether an error says that the episode's limit on turns or tokens is reached; any OpenAI client's error has the code."""
+    return getattr(error, "code", None) == "episode_over"
+
+
 def unreachable(url: str, error: Exception) -> ServiceUnavailable:
     why = str(error) or type(error).__name__
     return ServiceUnavailable(f"the rollout service at {url} cannot be reached ({why}); start it with `relax serve`", 0, "")

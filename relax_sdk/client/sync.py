@@ -20,6 +20,7 @@ from relax_sdk.client.calls import (
     SessionFields,
     Settings,
     Step,
+    at_limit,
     chat_call,
     failed,
     generate_call,
@@ -327,7 +328,10 @@ class RemoteRun:
 
 
 class RemoteSession(SessionFields):
-    """One episode that is played from here. Leaving the context finishes it, or cancels it after an error."""
+    """One episode that is played from here.
+
+    Leaving the context finishes it, also when its limit on turns or tokens has ended it, or cancels it after any other error.
+    """
 
     def __init__(self, client: Client, opened: Mapping[str, Any]) -> None:
         super().__init__(opened)
@@ -376,7 +380,7 @@ class RemoteSession(SessionFields):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.finished is not None:
             return
-        if error is None and self._turns:
+        if at_limit(error) or (error is None and self._turns):
             self.finish()
         else:
             self.cancel()
@@ -384,6 +388,8 @@ class RemoteSession(SessionFields):
 
 def attach() -> RemoteSession:
     """The session that this process was started to play, from `RELAX_BASE_URL`, `RELAX_SESSION_ID` and `RELAX_SESSION_KEY`.
+
+    A training run starts its agents with these; for a session of `relax serve` they are its URL, the session's id and its key.
 
     Raises:
         ConfigError: the process was not started as an agent.

@@ -106,6 +106,19 @@ async def test_an_agent_that_hangs_is_killed_with_all_it_started(play, tmp_path)
     assert not psutil.pid_exists(child) or gone or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
+async def test_an_agent_that_knows_of_no_limit_falls_over_it_and_is_scored(play):
+    program = """
+    from openai import OpenAI
+    policy, messages = OpenAI(max_retries=0), [{"role": "user", "content": "go"}]
+    while True:
+        policy.chat.completions.create(model="policy", messages=messages)
+    """
+    result = await play(program, max_turns=2)
+    (trajectory,) = result.group.trajectories
+    assert trajectory.status is Status.TRUNCATED and len(trajectory.turns) == 2
+    assert "max_turns = 2" in trajectory.info["agent_output"]
+
+
 async def test_only_its_own_key_opens_a_session(play):
     program = """
     import os, urllib.error, urllib.request

@@ -79,6 +79,28 @@ def test_leaving_a_session_after_an_error_cancels_it(service: Service) -> None:
             session.chat([{"role": "user", "content": "x"}])
 
 
+def test_leaving_a_session_at_its_limit_finishes_it(service: Service) -> None:
+    with relax.Client(service.url) as client:
+        with (
+            pytest.raises(relax.ServiceError, match="max_turns = 1"),
+            client.session("tone-v0", limits={"max_turns": 1}, **ONE) as session,
+        ):
+            for text in "xy":
+                session.chat([{"role": "user", "content": text}])
+        assert session.finished is not None and session.finished.status == "truncated"
+        assert len(session.trajectory().turns) == 1
+
+
+async def test_leaving_a_session_at_its_limit_finishes_it_in_asyncio(service: Service) -> None:
+    async with relax.AsyncClient(service.url) as client:
+        session = await client.session("tone-v0", limits={"max_turns": 1}, **ONE)
+        with pytest.raises(relax.ServiceError, match="max_turns = 1"):
+            async with session:
+                for text in "xy":
+                    await session.chat([{"role": "user", "content": text}])
+        assert session.finished is not None and session.finished.status == "truncated"
+
+
 def test_errors_are_the_service_s_words(service: Service) -> None:
     with relax.Client(service.url) as client:
         with pytest.raises(relax.ServiceError, match=r"no environment 'nope'.*tone-v0") as caught:

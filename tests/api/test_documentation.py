@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 URL = "http://127.0.0.1:8000"
 PROGRAMS = [
     (page, number)
-    for page in ("README.md", "docs/service.md")
+    for page in ("README.md", "docs/service.md", "docs/agents.md")
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL))
     if URL in code
 ]

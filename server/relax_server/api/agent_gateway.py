@@ -150,6 +150,8 @@ class AgentGateway:
             text = bytes(output).decode(errors="replace")
             played.session.extra_info["agent_output"] = text
             ended.cancel()
+        if played.session.limit_reached is not None:
+            return  # an agent that knows of no limit falls over the call that was refused; the episode is scored all the same
         if played.given_up:
             raise EpisodeError(f"the agent gave up; its last output:\n{text[-2000:]}")
         if process.returncode and not played.ended.is_set():

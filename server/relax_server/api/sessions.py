@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,10 @@ class ExternalSession(PlayedSession):
         context = core.context(opening.run, core.spec(opening.env), core.rollout_config(opening.limits), key, self._play)
         self.episode = Episode(context, task)
         super().__init__(id, secret, self.episode.session, opening.sampling, opening.train)
+        self.observation: list[Message] = []
+        """The first one."""
+        self.tools: Sequence[dict[str, Any]] = ()
+        """OpenAI schemas of the environment's tools."""
         self._ready: asyncio.Future[list[Message]] = asyncio.get_running_loop().create_future()
         self._watch: asyncio.TimerHandle | None = None
         self.saved: asyncio.Future[Trajectory] = asyncio.get_running_loop().create_future()
@@ -110,8 +114,9 @@ class ExternalSession(PlayedSession):
 
     async def _play(self, session: AgentSession) -> None:
         """The agent, as the episode sees it."""
-        messages = await session.reset()
-        self._ready.set_result(messages)
+        self.observation = await session.reset()
+        self.tools = session.tools
+        self._ready.set_result(self.observation)
         await self.ended.wait()
 
     async def generate(

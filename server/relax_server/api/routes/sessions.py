@@ -42,7 +42,7 @@ async def open_session(body: SessionBody, core: Core, hub: Hub, key: Caller, req
         "key": secret,
         "base_url": f"{base}/v1/sessions/{opened.id}/openai/v1",
         "observation": on_wire(messages, body.media),
-        "tools": list(opened.episode.session.tools),
+        "tools": list(opened.tools),
         "seed": opened.episode.task.seed,
         "info": opened.episode.session.outcome.info if opened.episode.session.outcome else {},
         "trajectory_id": opened.trajectory_id,
@@ -58,8 +58,10 @@ async def sessions(hub: Hub, key: Caller, limit: Annotated[int, Query(ge=1, le=1
 
 @router.get("/v1/sessions/{id}")
 async def get_session(session: Session) -> Response:
-    """Where a session is."""
-    return json_response(_session(session))
+    """Where a session is, and what an agent begins with."""
+    first = on_wire(session.observation, session.media_form)
+    more = {"observation": first, "tools": list(session.tools), "seed": session.episode.task.seed}
+    return json_response(_session(session) | more)
 
 
 @router.delete("/v1/sessions/{id}")
