@@ -162,7 +162,7 @@ def main() -> None:
                 "left leased": found["leased"],
             }
         )
-        save("chaos", rows, bars={"seconds": 15, "different groups acked": "as many as taken"})
+        save("chaos", rows, key="killed", bars={"seconds": 15, "different groups acked": "as many as taken"})
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def main() -> None:
             print(f"{case}, repetition {seed + 1} of {args.times}: {seen[-1]}", flush=True)
         row = {"case": case, "times": args.times} | {key: middle([s[key] for s in seen]) for key in seen[0]}
         rows.append(row | {"aim": AIMS[CASES[case][0]]})
-        save("overlap", rows, bars={"colocate / async": AIMS})
+        save("overlap", rows, key="case", bars={"colocate / async": AIMS})
 
 
 if __name__ == "__main__":

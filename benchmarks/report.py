@@ -40,7 +40,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """Rows as a Markdown table; the first row's keys are the columns."""
     if not rows:
         return "(no rows)"
-    names = list(rows[0])
+    names = [name for name in rows[0] if name != "measured"] + (["measured"] if "measured" in rows[0] else [])
     cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in cells]
@@ -54,14 +54,35 @@ def _cell(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def save(name: str, rows: Sequence[dict[str, Any]], **more: Any) -> None:
-    """Print a table and write `results/<name>.json`."""
+def save(name: str, rows: Sequence[dict[str, Any]], *, key: str | None = None, **more: Any) -> None:
+    """Print a table and write `results/<name>.json`.
+
+    Args:
+        name: of the file.
+        rows: of the table.
+        key: a column. Rows of earlier runs with other values in it are kept, so that a table can be made in parts; every row
+            then says when it was measured, and at which commit.
+        **more: kept beside the rows.
+    """
     where = machine()
+    if key is not None:
+        rows = [row | {"measured": f"{where['date']}, {where['commit']}"} for row in rows]
+        new = {row[key] for row in rows}
+        rows = [row for row in _earlier(name) if row.get(key) not in new] + rows
     print(f"\n{name} · {where['processor']}, {where['cores']} cores, {where['date']}\n\n{table(rows)}\n", flush=True)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"machine": where, "rows": list(rows)} | more, indent=1, default=float) + "\n")
     print(f"written: {path}")
+
+
+def _earlier(name: str) -> list[dict[str, Any]]:
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text())
+    where = found["machine"]
+    return [{"measured": f"{where['date']}, {where['commit']}"} | row for row in found["rows"]]
 
 
 README = RESULTS.parent / "README.md"

@@ -100,6 +100,7 @@ def main() -> None:
         save(
             "step",
             rows,
+            key="env",
             bars={
                 "efficiency": 0.9,
                 "plain / async": 0.5,

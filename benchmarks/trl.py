@@ -210,7 +210,10 @@ def main() -> None:
             row["times as fast to 0.9"] = row["to 0.9, s"] / own["to 0.9, s"] if row["to 0.9, s"] and own["to 0.9, s"] else None
         table += rows_
         save(
-            "trl", table, bars={"letters": "2 times the samples/s, half the time to 0.9", "stories": "1.5 times the samples/s"}
+            "trl",
+            table,
+            key="task",
+            bars={"letters": "2 times the samples/s, half the time to 0.9", "stories": "1.5 times the samples/s"},
         )
 
 
