@@ -126,6 +126,8 @@ class AsyncClient(Settings):
                         await stream.response.aread()
                         raise failed(stream.response)
                     async for line in stream.aiter_sse():
+                        if not line.data:  # a sign of life
+                            continue
                         event, attempt = read_event(line), 0
                         after = event.id
                         yield event

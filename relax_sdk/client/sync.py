@@ -148,6 +148,8 @@ class Client(Settings):
                         stream.response.read()
                         raise failed(stream.response)
                     for line in stream.iter_sse():
+                        if not line.data:  # a sign of life
+                            continue
                         event, attempt = read_event(line), 0
                         after = event.id
                         yield event
