@@ -70,14 +70,14 @@ class RolloutState:
 
     id: str
     state: str
-    """`queued`, `running`, `completed`, `failed` or `cancelled`."""
+    """`queued`, `running`, `paused`, `completed`, `failed` or `cancelled`."""
     counts: dict[str, int]
     error: str | None = None
 
     @property
     def over(self) -> bool:
         """Whether nothing more will happen."""
-        return self.state not in ("queued", "running")
+        return self.state not in ("queued", "running", "paused")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from relax_server.api.metrics import ServiceState
 from relax_server.api.openai_responses import ResponsesRoute
 from relax_server.api.openapi import describe
 from relax_server.api.rollouts import RolloutHub
-from relax_server.api.routes import health, keys, results, rollouts, session_socket, sessions
+from relax_server.api.routes import health, keys, pausing, results, rollouts, session_socket, sessions
 from relax_server.api.sessions import ExternalSession, SessionHub
 from relax_server.api.wire import error_response, json_response
 
@@ -58,7 +58,7 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
     if core.config.loopback:  # a web page must not reach it under a name of its own
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[core.config.host, "127.0.0.1", "localhost", "::1", "[::1]"])
 
-    for module in (health, sessions, session_socket, rollouts, results, keys):
+    for module in (health, sessions, session_socket, rollouts, pausing, results, keys):
         app.include_router(module.router)
 
     async def models(request: Request) -> Response:
@@ -85,6 +85,7 @@ def _readings(core: ServiceCore, hub: SessionHub, rolling: RolloutHub) -> list[t
         ("relax_episodes_running", "Places taken.", "", {"": float(core.slots.running.total())}),
         ("relax_episodes_waiting", "Episodes that wait for a place.", "", {"": float(core.slots.waiting)}),
         ("relax_sessions_open", "Sessions that are not over.", "", {"": float(hub.open_count)}),
+        ("relax_paused", "Whether the service is paused.", "", {"": float(not core.gate.is_set())}),
         ("relax_rollouts_playing", "Rollouts under way.", "", {"": float(rolling.playing)}),
         ("relax_engine_up", "Whether an engine answers.", "engine", {e["url"]: float(e["up"]) for e in engines}),
         ("relax_engine_calls", "Calls in flight.", "engine", {e["url"]: float(e["running"]) for e in engines}),

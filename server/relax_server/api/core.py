@@ -20,6 +20,7 @@ from relax_server.api.events import EventLog
 from relax_server.api.freeform import FREE
 from relax_server.api.keys import KNOWN_SECONDS, Key, KeyRing
 from relax_server.api.metrics import Metrics
+from relax_server.api.pausing import Gate, GatedSlots
 from relax_server.api.quotas import FairSlots, TokenRates
 from relax_server.api.settings import ServiceConfig
 from relax_server.journal import open_journal
@@ -80,8 +81,8 @@ class ServiceCore:
         self.rates = TokenRates()
         self.tally = Tally()
         self.metrics = Metrics()
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.gate = Gate()
+        """Closed while the service is paused."""
         self.renderer = Renderer(processor)
         self.intake = MediaIntake(self.store, processor, self.media_threads, config.rollout.step_timeout)
         self._committer = Committer(journal, "service")
@@ -118,15 +119,24 @@ class ServiceCore:
         return found
 
     def context(
-        self, run: str, spec: EnvSpec, config: RolloutConfig, key: Key, agent: Agent | None = None, routes: bool = False
+        self,
+        run: str,
+        spec: EnvSpec,
+        config: RolloutConfig,
+        key: Key,
+        agent: Agent | None = None,
+        routes: bool = False,
+        gate: Gate | None = None,
     ) -> RolloutContext:
         """What the episodes of one request share.
+
+        `gate` is the request's own, inside the service's.
 
         Raises:
             ConfigError: the environment shows media that the model does not take.
             RegistryError: the environment cannot be loaded.
         """
-        env_class = spec.load()
+        gate, env_class = gate or self.gate, spec.load()
         missing = set(env_class.modalities) - self.processor.modalities
         if missing:
             takes = ", ".join(sorted(self.processor.modalities)) or "text only"
@@ -141,8 +151,8 @@ class ServiceCore:
             intake=self.intake,
             pool=self.pool,
             threads=self.threads,
-            slots=self.slots.of(key.id, key.episodes),  # type: ignore[arg-type]
-            gate=self.gate,
+            slots=GatedSlots(self.slots.of(key.id, key.episodes), gate),  # type: ignore[arg-type]
+            gate=gate,  # type: ignore[arg-type]
             routed_experts=routes,
             observes=spec is not FREE,
             tally=self.tally,
@@ -155,6 +165,11 @@ class ServiceCore:
             ConfigError: a value outside its range.
         """
         return dataclasses.replace(self.config.rollout, **{k: v for k, v in changes.items() if v is not None})
+
+    @property
+    def status(self) -> str:
+        """`ok`, `paused` or `draining`."""
+        return "draining" if self.draining else "ok" if self.gate.is_set() else "paused"
 
     # --------------------------------------------------------------------------------------------------------- media
 

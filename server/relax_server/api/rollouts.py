@@ -16,12 +16,13 @@ from relax_sdk.tasks import TaskSplit
 from relax_server.api.core import DATABASE_LIMIT, ServiceCore
 from relax_server.api.errors import ApiError, bad, unknown
 from relax_server.api.keys import Key
+from relax_server.api.pausing import Gate
 from relax_server.api.schemas import RolloutBody
 from relax_server.journal.schema import rollouts, trajectories
 from relax_server.rollout.context import RolloutContext
 from relax_server.rollout.group import GroupResult, GroupTask, play_group
 
-ACTIVE = ("queued", "running")
+ACTIVE = ("queued", "running", "paused")
 AHEAD = 64
 """Groups of one rollout that are begun at once; the places for episodes are shared between keys all the same."""
 
@@ -35,7 +36,7 @@ class Rollout:
     """Id of the key that submitted it."""
     request: dict[str, Any]
     state: str
-    """`queued`, `running`, `completed`, `failed` or `cancelled`."""
+    """`queued`, `running`, `paused`, `completed`, `failed` or `cancelled`."""
     counts: dict[str, int]
     """`groups` in all, `done`, `unusable`, and `trajectories`."""
     error: str | None
@@ -58,11 +59,17 @@ class RolloutHub:
     def __init__(self, core: ServiceCore) -> None:
         self.core = core
         self._playing: dict[str, tuple[Rollout, asyncio.Task[None]]] = {}
+        self._gates: dict[str, Gate] = {}
 
     @property
     def playing(self) -> int:
         """Rollouts under way."""
         return len(self._playing)
+
+    @property
+    def topics(self) -> list[str]:
+        """Of the events of rollouts under way."""
+        return [rollout.topic for rollout, _ in self._playing.values()]
 
     async def submit(self, body: RolloutBody, key: Key, idempotency_key: str | None) -> tuple[Rollout, bool]:
         """Begin a rollout; the same idempotency key gives the same rollout.
@@ -82,7 +89,7 @@ class RolloutHub:
         splits = await core.splits(spec)
         if body.split not in splits:
             raise bad(f"{spec.id} has no split {body.split!r}; there are {', '.join(splits)}", "split")
-        self._context(body, key)  # what cannot be played is refused now
+        self._context(body, key, core.gate)  # what cannot be played is refused now
         request = body.model_dump(exclude_none=True)
         indices = _indices(body, splits[body.split])
         row: dict[str, Any] = dict(id=f"r_{secrets.token_hex(8)}", key=key.id, idempotency_key=idempotency_key)
@@ -155,6 +162,32 @@ class RolloutHub:
             await self._end(rollout, "cancelled", None)
         return rollout
 
+    async def pause(self, rollout: Rollout) -> Rollout:
+        """Begin no episode of it and send no model call until `unpause`; what is under way ends. Again changes nothing.
+
+        Raises:
+            ApiError: it is over.
+        """
+        return await self._switch(rollout, "paused", "paused")
+
+    async def unpause(self, rollout: Rollout) -> Rollout:
+        """Go on with it; one that is not paused is left as it is.
+
+        Raises:
+            ApiError: it is over.
+        """
+        return await self._switch(rollout, "running", "resumed")
+
+    async def _switch(self, rollout: Rollout, state: str, kind: str) -> Rollout:
+        if rollout.state not in ACTIVE:
+            raise ApiError(409, f"rollout {rollout.id} is over ({rollout.state})", "rollout_over")
+        if (rollout.state == "paused") != (state == "paused"):
+            gate = self._gates[rollout.id]
+            gate.clear() if state == "paused" else gate.set()
+            await self._save(rollout, state)
+            self.core.events.add(rollout.topic, kind, by="rollout")
+        return rollout
+
     async def close(self) -> None:
         """Stop playing; what was under way goes on when the service is started again."""
         tasks = [task for _, task in self._playing.values()]
@@ -166,25 +199,34 @@ class RolloutHub:
     # ------------------------------------------------------------------------------------------------------- playing
 
     def _begin(self, rollout: Rollout, key: Key) -> None:
+        gate = self._gates[rollout.id] = Gate(self.core.gate)
+        if rollout.state == "paused":
+            gate.clear()
         task = asyncio.get_running_loop().create_task(self._play(rollout, key))
         self._playing[rollout.id] = rollout, task
-        task.add_done_callback(lambda _: self._playing.pop(rollout.id, None))
+        task.add_done_callback(lambda _: self._forget(rollout.id))
 
-    def _context(self, body: RolloutBody, key: Key) -> RolloutContext:
+    def _forget(self, id: str) -> None:
+        self._playing.pop(id, None)
+        self._gates.pop(id, None)
+
+    def _context(self, body: RolloutBody, key: Key, gate: Gate) -> RolloutContext:
         config = self.core.rollout_config(
             body.limits.model_dump(exclude_none=True)
             | {"group_size": body.group_size, "on_failure": body.on_failure, "max_retries": body.max_retries}
         )
-        return self.core.context(body.run or "rollouts", self.core.spec(body.env), config, key)
+        return self.core.context(body.run or "rollouts", self.core.spec(body.env), config, key, gate=gate)
 
     async def _play(self, rollout: Rollout, key: Key) -> None:
         core = self.core
         try:
             body = RolloutBody.model_validate(rollout.request)
             splits = await core.splits(core.spec(body.env))
-            context = self._context(body, key)
-            await self._save(rollout, "running")
-            core.events.add(rollout.topic, "running")
+            context = self._context(body, key, self._gates[rollout.id])
+            if rollout.state != "paused":
+                await self._save(rollout, "running")
+            if rollout.state != "paused":  # nor while that was written
+                core.events.add(rollout.topic, "running")
             run, split = body.run or rollout.id, splits[body.split]
             done = await self._go_on(rollout, run)
             gate = asyncio.Semaphore(AHEAD)

@@ -228,6 +228,8 @@ class SessionHub:
         core = self.core
         if core.draining:
             raise ApiError(503, "the service is shutting down; go to another one", "draining", headers={"Retry-After": "5"})
+        if not core.gate.is_set():
+            raise ApiError(503, "the service is paused; try again later", "paused", headers={"Retry-After": "5"})
         core.rates.check(key)
         if core.slots.running[key.id] >= key.episodes:
             message = f"key {key.name!r} has {key.episodes} episodes open already; finish some"
@@ -277,8 +279,13 @@ class SessionHub:
 
     @property
     def open_count(self) -> int:
+        """How many `unfinished` there are."""
+        return len(self.unfinished)
+
+    @property
+    def unfinished(self) -> list[ExternalSession]:
         """Sessions that are not over."""
-        return sum(not session.over for session in self._open.values())
+        return [session for session in self._open.values() if not session.over]
 
     def of(self, key: Key) -> list[ExternalSession]:
         """The sessions of one key, newest first; all for an admin."""

@@ -103,6 +103,7 @@ def _session(session: ExternalSession) -> dict[str, Any]:
         "env": episode.context.spec.id,
         "state": str(episode.state),
         "turns": len(episode.session.turns),
+        "calls": session.calls,
         "done": episode.session.done,
         "trajectory_id": session.trajectory_id,
         "error": str(episode.error) if episode.error is not None else None,
