@@ -28,13 +28,21 @@ def serve(
     engine: Annotated[list[str] | None, typer.Option(help="URL of an engine that runs; may be repeated.")] = None,
     journal: Annotated[str | None, typer.Option(help="Database URL; default: a file in the folder.")] = None,
     threads: Annotated[int, typer.Option(help="Of the engine that is started.")] = 1,
+    drain_seconds: Annotated[float, typer.Option(help="For what is under way when it is told to end.")] = 10.0,
 ) -> None:
     """Run the rollout service: episodes and agents over HTTP."""
     from relax_server.api.serve import serve as run
     from relax_server.api.settings import ServiceConfig
 
     config = ServiceConfig(
-        folder, model=model, engines=tuple(engine or ()), host=host, port=port, journal=journal, threads=threads
+        folder,
+        model=model,
+        engines=tuple(engine or ()),
+        host=host,
+        port=port,
+        journal=journal,
+        threads=threads,
+        drain_seconds=drain_seconds,
     )
     run(config)
 

@@ -83,6 +83,8 @@ class ServiceCore:
         self.metrics = Metrics()
         self.gate = Gate()
         """Closed while the service is paused."""
+        self.admission = Gate()
+        """Closed when no episode may begin any more."""
         self.renderer = Renderer(processor)
         self.intake = MediaIntake(self.store, processor, self.media_threads, config.rollout.step_timeout)
         self._committer = Committer(journal, "service")
@@ -151,7 +153,7 @@ class ServiceCore:
             intake=self.intake,
             pool=self.pool,
             threads=self.threads,
-            slots=GatedSlots(self.slots.of(key.id, key.episodes), gate),  # type: ignore[arg-type]
+            slots=GatedSlots(self.slots.of(key.id, key.episodes), Gate(gate, self.admission)),  # type: ignore[arg-type]
             gate=gate,  # type: ignore[arg-type]
             routed_experts=routes,
             observes=spec is not FREE,

@@ -105,6 +105,10 @@ class EventLog:
                 del self._followers[topic]
                 self._told.pop(topic, None)
 
+    def followed(self, topic: str) -> bool:
+        """Whether anybody follows a topic."""
+        return topic in self._followers
+
     async def close(self) -> None:
         """Write what is left."""
         if self._writer is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -13,6 +15,7 @@ import uvicorn
 from relax_sdk.errors import ConfigError, EngineUnavailable
 from relax_server.api.app import make_app
 from relax_server.api.core import ServiceCore, folder_of
+from relax_server.api.ending import Ending
 from relax_server.api.settings import ServiceConfig
 from relax_server.engines.base import Engine
 from relax_server.engines.coalesce import CoalescingEngine
@@ -24,8 +27,15 @@ from relax_server.models.processor import Processor
 from relax_server.rollout.pool import EnginePool
 
 ENGINE_RESTARTS, RESTART_PAUSE = 5, 1.0
-DRAIN_SECONDS = 10
-"""For requests under way when the service is told to end."""
+CLOSE_SECONDS = 5
+"""For answers that are still being sent when everything has ended."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to `Ending`."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
 
 
 def serve(config: ServiceConfig) -> None:
@@ -62,8 +72,9 @@ async def _serve(config: ServiceConfig) -> None:
                 await engine.close()
 
         app = make_app(core, closing)
-        settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=DRAIN_SECONDS)
-        server = uvicorn.Server(settings)
+        settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=CLOSE_SECONDS)
+        server = _Server(settings)
+        Ending(core, app.state.hub, server, _say, lambda: _kill(process)).listen()
         settle()
         host, port = listener.getsockname()[:2]
         _say(f"ready at http://{host}:{port} · {config.model} · {folder} · {'keys wanted' if core.locked else 'no keys yet'}")
@@ -94,6 +105,13 @@ async def _watch(process: EngineProcess, core: ServiceCore, server: uvicorn.Serv
             await core.pool.remove(url)
             core.pool.add(CoalescingEngine(HttpEngine(process.url)))
             url = process.url
+
+
+def _kill(process: EngineProcess | None) -> None:
+    """End an engine of ours at once."""
+    if process is not None and process.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def _listen(config: ServiceConfig) -> socket.socket:

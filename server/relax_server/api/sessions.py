@@ -106,7 +106,9 @@ class ExternalSession(PlayedSession):
         if self._ready in done:
             return self._ready.result()
         error = self.episode.error
-        raise as_api_error(error) if error is not None else ApiError(503, "the session was cancelled", "cancelled")
+        if error is None or self.episode.state is Status.CANCELLED:
+            raise ApiError(503, f"no session was opened: {error or 'cancelled'}", "cancelled", headers={"Retry-After": "1"})
+        raise as_api_error(error)
 
     async def _play(self, session: AgentSession) -> None:
         """The agent, as the episode sees it."""
@@ -162,9 +164,11 @@ class ExternalSession(PlayedSession):
             self.end()
         return finished(await asyncio.shield(self.saved))
 
-    def cancel(self) -> None:
-        """End it without a reward; generation in flight is aborted."""
-        self.episode.cancel()
+    def cancel(self, why: str = "cancelled") -> None:
+        """End it without a reward; calls in flight are aborted, and told why."""
+        if not self.over:
+            self.interrupt(why)
+        self.episode.cancel(why)
 
     def require_open(self) -> None:
         if self.over:
@@ -214,6 +218,7 @@ class SessionHub:
     def __init__(self, core: ServiceCore) -> None:
         self.core = core
         self._open: dict[str, ExternalSession] = {}
+        """And those that ended last."""
         self._by_secret: dict[str, str] = {}
 
     async def open(self, opening: Opening, key: Key) -> tuple[ExternalSession, str, list[Message]]:
@@ -276,6 +281,11 @@ class SessionHub:
         """The session that a key belongs to."""
         id = self._by_secret.get(digest(secret))
         return self._open.get(id) if id is not None else None
+
+    @property
+    def all(self) -> list[ExternalSession]:
+        """All that are known, oldest first."""
+        return list(self._open.values())
 
     @property
     def open_count(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +30,8 @@ class ServiceConfig:
     """Episodes at once, over all keys."""
     idle_timeout: float = 600.0
     """Seconds without a call after which a session is cancelled."""
+    drain_seconds: float = 10.0
+    """For what is under way when the service is told to end."""
     max_body: int = 64 << 20
     """Bytes of a request."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -44,6 +47,8 @@ class ServiceConfig:
                 raise ConfigError(f"ServiceConfig.{name} = {getattr(self, name)}; allowed: {least} or more")
         if self.idle_timeout <= 0:
             raise ConfigError(f"ServiceConfig.idle_timeout = {self.idle_timeout}; allowed: above 0 seconds")
+        if not 0 <= self.drain_seconds < math.inf:
+            raise ConfigError(f"ServiceConfig.drain_seconds = {self.drain_seconds}; allowed: 0 seconds or more")
 
     @property
     def loopback(self) -> bool:

@@ -46,7 +46,8 @@ class Episode:
         self._timer: asyncio.TimerHandle | None = None
         self._expired = False
         """Its time limit has passed, and it was cancelled for that."""
-        self._cancelled = False
+        self._cancelled = ""
+        """Why it was cancelled."""
         self._holds_slot = False
         context.tally.states[self.state] += 1
 
@@ -57,9 +58,9 @@ class Episode:
         self._task.add_done_callback(self._ended)
         return self.result
 
-    def cancel(self) -> None:
-        """Stop it; its generation in flight is aborted and `result` gets a trajectory with status `cancelled`."""
-        self._cancelled = True
+    def cancel(self, why: str = "cancelled") -> None:
+        """Stop it; its generation in flight is aborted and `result` gets a trajectory with status `cancelled`, and `why`."""
+        self._cancelled = self._cancelled or why
         if self._task is not None:
             self._task.cancel()
 
@@ -86,7 +87,7 @@ class Episode:
                 raise self._timed_out()
         except asyncio.CancelledError:
             if not self._expired or self._cancelled:
-                self._finish(self._trajectory(Status.CANCELLED, EpisodeError(f"{self.session.where('episode')}: cancelled")))
+                self._finish(self._trajectory(Status.CANCELLED, self._stopped()))
                 raise
             self._finish(self._trajectory(Status.TIMED_OUT, self._timed_out()))
         except EpisodeTimeout as error:
@@ -179,7 +180,7 @@ class Episode:
             self._timer.cancel()
         self._release()
         if not self.result.done():
-            self._finish(self._trajectory(Status.CANCELLED, EpisodeError(f"{self.session.where('episode')}: cancelled")))
+            self._finish(self._trajectory(Status.CANCELLED, self._stopped()))
 
     def _late(self) -> None:
         """The time limit may have passed: end the episode, and if it does not heed that, leave it behind."""
@@ -197,6 +198,9 @@ class Episode:
         error = EpisodeTimeout(f"{self.session.where('episode')}: ignored its cancellation and was left behind")
         self._finish(self._trajectory(Status.TIMED_OUT, error))
         self._release()
+
+    def _stopped(self) -> EpisodeError:
+        return EpisodeError(f"{self.session.where('episode')}: {self._cancelled or 'cancelled'}")
 
     def _timed_out(self) -> EpisodeTimeout:
         limit = self.context.config.episode_timeout
