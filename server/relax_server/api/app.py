@@ -20,6 +20,7 @@ from relax_server.api.auth import session_called
 from relax_server.api.chat_route import ChatRoute
 from relax_server.api.core import ServiceCore
 from relax_server.api.errors import ApiError, as_api_error, bad
+from relax_server.api.logs import RequestLog
 from relax_server.api.metrics import ServiceState
 from relax_server.api.openai_responses import ResponsesRoute
 from relax_server.api.openapi import describe
@@ -57,6 +58,7 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
     _errors(app)
     if core.config.loopback:  # a web page must not reach it under a name of its own
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[core.config.host, "127.0.0.1", "localhost", "::1", "[::1]"])
+    app.add_middleware(RequestLog)
 
     for module in (health, sessions, session_socket, rollouts, pausing, results, keys):
         app.include_router(module.router)

@@ -29,6 +29,10 @@ def serve(
     journal: Annotated[str | None, typer.Option(help="Database URL; default: a file in the folder.")] = None,
     threads: Annotated[int, typer.Option(help="Of the engine that is started.")] = 1,
     drain_seconds: Annotated[float, typer.Option(help="For what is under way when it is told to end.")] = 10.0,
+    log_format: Annotated[str, typer.Option(help="text, or json: one object a line.")] = "text",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error; info has a line for each request.")] = (
+        "warning"
+    ),
 ) -> None:
     """Run the rollout service: episodes and agents over HTTP."""
     from relax_server.api.serve import serve as run
@@ -43,6 +47,8 @@ def serve(
         journal=journal,
         threads=threads,
         drain_seconds=drain_seconds,
+        log_format=log_format,  # type: ignore[arg-type]
+        log_level=log_level,  # type: ignore[arg-type]
     )
     run(config)
 

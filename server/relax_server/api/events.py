@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,15 @@ from typing import Any
 from sqlalchemy import insert, select
 
 from relax_sdk.errors import JournalError
+from relax_server.api.logs import FIELDS
 from relax_server.journal.schema import events
 from relax_server.journal.sql import SqlJournal
 from relax_server.rollout.threads import CallThreads
 
+logger = logging.getLogger(__name__)
+
+OFTEN = frozenset({"turn", "step", "reward"})
+"""Kinds of which an episode has many."""
 BATCH = 512
 """Events read in one go."""
 LIMIT = 60.0
@@ -56,7 +62,12 @@ class EventLog:
         """Of the last write; what it held is tried again with the next."""
 
     def add(self, topic: str, kind: str, **data: Any) -> None:
-        """Note an event; it is written soon."""
+        """Note an event; it is written soon, and logged at once: model calls and steps at level debug, the others at info."""
+        level = logging.DEBUG if kind in OFTEN else logging.INFO
+        if logger.isEnabledFor(level):
+            what, _, id = topic.partition("/")
+            plain = {name: value for name, value in data.items() if isinstance(value, (str, int, float)) or value is None}
+            logger.log(level, "%s %s", what, kind, extra={FIELDS: {what: id} | plain})
         self._waiting.append({"topic": topic, "kind": kind, "data": data, "created_at": self._clock()})
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())

@@ -19,6 +19,7 @@ from relax_server.api.keys import Key
 from relax_server.api.pausing import Gate
 from relax_server.api.schemas import RolloutBody
 from relax_server.journal.schema import rollouts, trajectories
+from relax_server.log_ids import add_ids
 from relax_server.rollout.context import RolloutContext
 from relax_server.rollout.group import GroupResult, GroupTask, play_group
 
@@ -219,6 +220,7 @@ class RolloutHub:
 
     async def _play(self, rollout: Rollout, key: Key) -> None:
         core = self.core
+        add_ids(rollout=rollout.id, key=key.id)
         try:
             body = RolloutBody.model_validate(rollout.request)
             splits = await core.splits(core.spec(body.env))

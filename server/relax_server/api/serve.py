@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import socket
-import sys
 
 import uvicorn
 
@@ -16,6 +14,7 @@ from relax_sdk.errors import ConfigError, EngineUnavailable
 from relax_server.api.app import make_app
 from relax_server.api.core import ServiceCore, folder_of
 from relax_server.api.ending import Ending
+from relax_server.api.logs import log_to_stderr, say
 from relax_server.api.settings import ServiceConfig
 from relax_server.engines.base import Engine
 from relax_server.engines.coalesce import CoalescingEngine
@@ -45,18 +44,18 @@ def serve(config: ServiceConfig) -> None:
         ConfigError: the port is taken, the folder cannot be used, or it would be open to other machines without a key.
         EngineUnavailable: the engine does not start, or an engine that was named does not answer.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    log_to_stderr(config.log_format, config.log_level)
     asyncio.run(_serve(config))
 
 
 async def _serve(config: ServiceConfig) -> None:
     folder, listener = folder_of(config), _listen(config)
     path = resolve_model(config.model)
-    _say(f"loading the tokenizer of {config.model}")
+    say(f"loading the tokenizer of {config.model}")
     processor = await asyncio.to_thread(Processor.load, path)
     process: EngineProcess | None = None
     if not config.engines:
-        _say("starting an engine")
+        say("starting an engine")
         process = EngineProcess(path, folder / "logs" / "engine.log", media_root=folder / "media", threads=config.threads)
         await process.start()
     urls = config.engines if process is None else (process.url,)
@@ -72,12 +71,12 @@ async def _serve(config: ServiceConfig) -> None:
                 await engine.close()
 
         app = make_app(core, closing)
-        settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=CLOSE_SECONDS)
+        settings = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=CLOSE_SECONDS)
         server = _Server(settings)
-        Ending(core, app.state.hub, server, _say, lambda: _kill(process)).listen()
+        Ending(core, app.state.hub, server, say, lambda: _kill(process)).listen()
         settle()
         host, port = listener.getsockname()[:2]
-        _say(f"ready at http://{host}:{port} · {config.model} · {folder} · {'keys wanted' if core.locked else 'no keys yet'}")
+        say(f"ready at http://{host}:{port} · {config.model} · {folder} · {'keys wanted' if core.locked else 'no keys yet'}")
         watching = asyncio.create_task(_watch(process, core, server)) if process is not None else None
         await server.serve([listener])
         if watching is not None:
@@ -85,7 +84,7 @@ async def _serve(config: ServiceConfig) -> None:
     finally:
         if process is not None:
             await process.stop()
-    _say(f"ended; everything is in {folder}")
+    say(f"ended; everything is in {folder}")
 
 
 async def _watch(process: EngineProcess, core: ServiceCore, server: uvicorn.Server) -> None:
@@ -95,10 +94,10 @@ async def _watch(process: EngineProcess, core: ServiceCore, server: uvicorn.Serv
         code = await process.wait()
         restarts += 1
         if restarts > ENGINE_RESTARTS:
-            _say(f"the engine ended {restarts} times; giving up. {process.log_tail()}")
+            say(f"the engine ended {restarts} times; giving up. {process.log_tail()}")
             signal.raise_signal(signal.SIGTERM)
             return
-        _say(f"the engine ended (exit code {code}); starting it again")
+        say(f"the engine ended (exit code {code}); starting it again")
         await asyncio.sleep(RESTART_PAUSE)
         await process.start()
         if process.url != url:
@@ -132,7 +131,3 @@ def _listen(config: ServiceConfig) -> socket.socket:
             f"cannot listen at {config.host}:{config.port} ({error.strerror}); name another with --port"
         ) from error
     return listener
-
-
-def _say(text: str) -> None:
-    print(f"relax serve: {text}", file=sys.stderr, flush=True)

@@ -21,6 +21,7 @@ from relax_server.api.keys import Key, digest
 from relax_server.api.played import PlayedSession, over
 from relax_server.api.wire import finished
 from relax_server.engines.base import Generation
+from relax_server.log_ids import add_ids
 from relax_server.rollout.calls import Answer
 from relax_server.rollout.context import EpisodeTask
 from relax_server.rollout.episode import Episode
@@ -85,6 +86,11 @@ class ExternalSession(PlayedSession):
     def topic(self) -> str:
         """Of its events."""
         return f"session/{self.id}"
+
+    @property
+    def log_ids(self) -> dict[str, str]:
+        """What log lines about it carry."""
+        return {"session": self.id, "trajectory": self.trajectory_id}
 
     @property
     def over(self) -> bool:
@@ -259,6 +265,7 @@ class SessionHub:
         self._open[id] = session
         self._by_secret[digest(secret)] = id
         self._forget()
+        add_ids(**session.log_ids)
         try:
             messages = await session.start()
         except BaseException:

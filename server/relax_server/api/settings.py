@@ -9,6 +9,7 @@ from pathlib import Path
 
 from relax_sdk.config import RolloutConfig, SamplingParams
 from relax_sdk.errors import ConfigError
+from relax_server.api.logs import FORMATS, LEVELS, LogFormat, LogLevel
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class ServiceConfig:
     """Seconds without a call after which a session is cancelled."""
     drain_seconds: float = 10.0
     """For what is under way when the service is told to end."""
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "warning"
+    """Lines about the service's own life are written at every level; a line for each request from `info` on."""
     max_body: int = 64 << 20
     """Bytes of a request."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -42,6 +46,9 @@ class ServiceConfig:
         object.__setattr__(self, "folder", Path(self.folder).absolute())
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"ServiceConfig.port = {self.port}; allowed: 0 (a free one) to 65535")
+        for name, allowed in (("log_format", FORMATS), ("log_level", LEVELS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"ServiceConfig.{name} = {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
         for name, least in (("concurrency", 1), ("max_body", 1024), ("threads", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"ServiceConfig.{name} = {getattr(self, name)}; allowed: {least} or more")

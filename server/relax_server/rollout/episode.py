@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,12 @@ from relax_sdk.errors import EngineAborted, EpisodeError, EpisodeTimeout, RelaxE
 from relax_sdk.rewards import score
 from relax_sdk.session import EpisodeOver
 from relax_sdk.trajectory import Status, Trajectory
+from relax_server.log_ids import add_ids
 from relax_server.rollout.context import EpisodeTask, RolloutContext
 from relax_server.rollout.session import EpisodeSession, State, named_error
 from relax_server.rollout.validation import plain_data
+
+logger = logging.getLogger(__name__)
 
 GRACE = 5.0
 """Seconds after its time limit in which an episode must have ended; then it is left behind."""
@@ -77,6 +81,7 @@ class Episode:
     # ------------------------------------------------------------------------------------------------------- playing
 
     async def _run(self) -> None:
+        add_ids(trajectory=self.task.id)
         try:
             await self.context.slots.acquire()
             self._holds_slot = True
@@ -171,6 +176,7 @@ class Episode:
         self._enter(trajectory.status)
         if self.error is not None and (trajectory.status in FAILURES or isinstance(self.error, EngineAborted)):
             self.context.tally.fail(self.error)
+            logger.info("episode %s, attempt %d: %s", trajectory.status, self.task.attempt, self.error)
         self.result.set_result(trajectory)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
