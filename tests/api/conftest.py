@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from postgres_server import postgres  # noqa: F401  (fixture)
 from rollout_bench import bench, processor  # noqa: F401  (fixtures)
 from service_process import Service, start
 

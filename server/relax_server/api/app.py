@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -24,6 +25,7 @@ from relax_server.api.logs import RequestLog
 from relax_server.api.metrics import ServiceState
 from relax_server.api.openai_responses import ResponsesRoute
 from relax_server.api.openapi import describe
+from relax_server.api.retention import Retention
 from relax_server.api.rollouts import RolloutHub
 from relax_server.api.routes import health, keys, pausing, results, rollouts, session_socket, sessions
 from relax_server.api.sessions import ExternalSession, SessionHub
@@ -44,8 +46,10 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await rolling.resume()
+        pruning = asyncio.create_task(Retention(core, hub).run())
         yield
         core.draining = True
+        pruning.cancel()
         await rolling.close()
         await hub.drain(0.0)
         if closing is not None:

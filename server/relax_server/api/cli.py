@@ -29,6 +29,7 @@ def serve(
     journal: Annotated[str | None, typer.Option(help="Database URL; default: a file in the folder.")] = None,
     threads: Annotated[int, typer.Option(help="Of the engine that is started.")] = 1,
     drain_seconds: Annotated[float, typer.Option(help="For what is under way when it is told to end.")] = 10.0,
+    keep_events_days: Annotated[float, typer.Option(help="Events of what ended longer ago are pruned.")] = 30.0,
     log_format: Annotated[str, typer.Option(help="text, or json: one object a line.")] = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error; info has a line for each request.")] = (
         "warning"
@@ -47,6 +48,7 @@ def serve(
         journal=journal,
         threads=threads,
         drain_seconds=drain_seconds,
+        keep_events_days=keep_events_days,
         log_format=log_format,  # type: ignore[arg-type]
         log_level=log_level,  # type: ignore[arg-type]
     )

@@ -93,6 +93,14 @@ class EventLog:
 
         return await self._threads.call(read, limit=LIMIT)
 
+    async def rest(self, topic: str, seq: int) -> AsyncIterator[Event]:
+        """The events of a topic behind a number, as far as there are any."""
+        await self.flush()
+        while found := await self.after(topic, seq):
+            for event in found:
+                yield event
+            seq = found[-1].seq
+
     async def follow(self, topic: str, seq: int = 0) -> AsyncIterator[Event]:
         """The events of a topic behind a number, and those that come, for ever.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from dataclasses import dataclass
@@ -335,6 +336,8 @@ class RolloutHub:
         await self.core.ask(write)
 
     async def _end(self, rollout: Rollout, state: str, error: str | None) -> None:
+        with contextlib.suppress(JournalError):  # who sees that it is over must find all its groups told
+            await self.core.events.flush()
         rollout.error, rollout.ended_at = error, time.time()
         await self._save(rollout, state)
         self.core.events.add(rollout.topic, "finished", state=state, counts=rollout.counts, error=error)

@@ -33,6 +33,8 @@ class ServiceConfig:
     """Seconds without a call after which a session is cancelled."""
     drain_seconds: float = 10.0
     """For what is under way when the service is told to end."""
+    keep_events_days: float = 30.0
+    """Events of what ended longer ago are pruned."""
     log_format: LogFormat = "text"
     log_level: LogLevel = "warning"
     """Lines about the service's own life are written at every level; a line for each request from `info` on."""
@@ -54,6 +56,8 @@ class ServiceConfig:
                 raise ConfigError(f"ServiceConfig.{name} = {getattr(self, name)}; allowed: {least} or more")
         if self.idle_timeout <= 0:
             raise ConfigError(f"ServiceConfig.idle_timeout = {self.idle_timeout}; allowed: above 0 seconds")
+        if not 0 < self.keep_events_days < math.inf:
+            raise ConfigError(f"ServiceConfig.keep_events_days = {self.keep_events_days}; allowed: above 0 days")
         if not 0 <= self.drain_seconds < math.inf:
             raise ConfigError(f"ServiceConfig.drain_seconds = {self.drain_seconds}; allowed: 0 seconds or more")
 

@@ -14,7 +14,7 @@ from relax_server.api.actions import take_step
 from relax_server.api.dependencies import Caller, Core, Hub, Session
 from relax_server.api.schemas import RewardBody, SessionBody, StepBody
 from relax_server.api.sessions import ExternalSession, Opening
-from relax_server.api.wire import follow, json_response, on_wire
+from relax_server.api.wire import finished, follow, json_response, on_wire
 
 router = APIRouter()
 
@@ -93,7 +93,8 @@ async def finish(session: Session) -> Response:
 @router.get("/v1/sessions/{id}/events")
 async def session_events(core: Core, session: Session, request: Request) -> Response:
     """Follow a session by server-sent events."""
-    return follow(core.events, session.topic, request)
+    done = session.saved.done() and session.saved.exception() is None
+    return follow(core.events, session.topic, request, finished(session.saved.result()) if done else None)
 
 
 def _session(session: ExternalSession) -> dict[str, Any]:
