@@ -206,9 +206,9 @@ class ServiceCore:
         """
         return await self.database.call(function, *arguments, limit=DATABASE_LIMIT)
 
-    async def commit(self, group: Group, run: str, split: str) -> bool:
-        """Make a group durable; False when it was there already."""
-        return await self._committer.commit(group, split, run)
+    async def commit(self, group: Group, run: str, split: str, key: str) -> bool:
+        """Make a group durable that was made for a key; False when it was there already."""
+        return await self._committer.commit(group, split, run, key)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that no request waits for; it is waited for when the service ends."""

@@ -278,7 +278,7 @@ class RolloutHub:
             for trajectory in result.trajectories:
                 self.core.metrics.finished.labels(trajectory.status).inc()
             if result.group is not None:
-                await self.core.commit(result.group, run, task.split)
+                await self.core.commit(result.group, run, task.split, rollout.key)
             self._tell(rollout, task, result)
         finally:
             gate.release()

@@ -194,7 +194,7 @@ class ExternalSession(PlayedSession):
         group = Group(task.group_id, trajectory.env, task.task_index, [trajectory])
         split = "train" if self.opening.train and trajectory.status in USABLE else f"session-{self.opening.split}"
         try:
-            await self.core.commit(group, self.opening.run, split)
+            await self.core.commit(group, self.opening.run, split, self.key.id)
         except RelaxError as error:
             self.saved.set_exception(as_api_error(error))
             return
