@@ -7,7 +7,7 @@ from starlette.requests import HTTPConnection
 from relax_server.api.core import ServiceCore
 from relax_server.api.errors import ApiError, unknown
 from relax_server.api.keys import LOCAL, Key, Right
-from relax_server.api.sessions import ExternalSession, SessionHub
+from relax_server.api.sessions import UNKNOWN, ExternalSession, SessionHub
 from relax_server.log_ids import add_ids
 
 
@@ -56,7 +56,7 @@ async def session_of(request: HTTPConnection, core: ServiceCore, hub: SessionHub
         return session
     key = await caller(request, core)
     if key.id != session.key.id and not key.may("admin"):
-        raise unknown("session", id, ": it was never opened, or the service was restarted since; open a new one")
+        raise unknown("session", id, UNKNOWN)
     add_ids(**session.log_ids)
     return session
 

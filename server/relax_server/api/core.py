@@ -18,6 +18,7 @@ from relax_sdk.trajectory import Group
 from relax_server.api.errors import unknown
 from relax_server.api.events import EventLog
 from relax_server.api.freeform import FREE
+from relax_server.api.identity import Identity
 from relax_server.api.keys import KNOWN_SECONDS, Key, KeyRing
 from relax_server.api.metrics import Metrics
 from relax_server.api.pausing import Gate, GatedSlots
@@ -72,6 +73,7 @@ class ServiceCore:
                 f"host = {config.host}: other machines could reach the service, and there is no key yet; "
                 f"make one with `relax keys add NAME --folder {config.folder}`"
             )
+        self.identity = Identity(config.folder)
         self.store = MediaStore(config.folder / "media")
         self.threads = CallThreads("environment", ENV_THREADS)
         self.media_threads = CallThreads("media", MEDIA_THREADS)
@@ -226,6 +228,7 @@ class ServiceCore:
         for threads in (self.threads, self.media_threads, self.database):
             threads.close()
         self.journal.close()
+        self.identity.close()
 
 
 def folder_of(config: ServiceConfig) -> Path:

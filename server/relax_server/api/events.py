@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,6 +24,8 @@ OFTEN = frozenset({"turn", "step", "reward"})
 """Kinds of which an episode has many."""
 BATCH = 512
 """Events read in one go."""
+OTHERS = 1.0
+"""Seconds after which a follower looks for events that another server wrote."""
 LIMIT = 60.0
 """Seconds that a read or a write may take."""
 PAUSE = 0.02
@@ -58,6 +61,7 @@ class EventLog:
         self._writer: asyncio.Task[None] | None = None
         self._told: dict[str, asyncio.Event] = {}
         self._followers: dict[str, int] = {}
+        self._look_again = OTHERS if journal.shared else None
         self.error: JournalError | None = None
         """Of the last write; what it held is tried again with the next."""
 
@@ -117,7 +121,9 @@ class EventLog:
                     yield event
                     seq = event.seq
                 if not found:
-                    await told.wait()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(self._look_again):
+                            await told.wait()
         finally:
             self._followers[topic] -= 1
             if not self._followers[topic]:

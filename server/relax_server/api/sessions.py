@@ -33,6 +33,7 @@ DONE_SECONDS = 60.0
 """Without a call, after which a session whose environment has ended is finished; until then rewards may come from outside."""
 KEPT = 4096
 """Ended sessions whose outcome is remembered."""
+UNKNOWN = ": it was not opened at this server, or that was killed or restarted since; open a new one"
 USABLE = frozenset({Status.COMPLETED, Status.TRUNCATED})
 
 
@@ -281,7 +282,7 @@ class SessionHub:
         """
         session = self._open.get(id)
         if session is None:
-            raise unknown("session", id, ": it was never opened, or the service was restarted since; open a new one")
+            raise unknown("session", id, UNKNOWN)
         return session
 
     def by_secret(self, secret: str) -> ExternalSession | None:

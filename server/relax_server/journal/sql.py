@@ -52,6 +52,8 @@ class SqlJournal:
         self._database = postgres if str(path).startswith("postgresql") else sqlite
         self.name = postgres.shown(str(path)) if self._database is postgres else str(path)
         """For people: the file, or the URL without its password."""
+        self.shared = self._database is postgres
+        """Whether processes on other machines may use it too."""
         self._busy_timeout = busy_timeout
         self._clock = clock
         self._known_runs: set[str] = set()
