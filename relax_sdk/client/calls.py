@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import httpx
 
 URL = "http://127.0.0.1:8000"
-ATTEMPTS, LONGEST_PAUSE = 6, 8.0
-"""Tries of a request that is safe to repeat; seconds between two at most."""
+ATTEMPTS, LONGEST_PAUSE = 8, 8.0
+"""Tries of a request that is safe to repeat, enough for a service that is started again; seconds between two at most."""
 STREAM_TIMEOUT = 60.0
 """Seconds of silence after which an event stream is opened again; the service gives a sign of life every 15."""
 AGAIN = frozenset({429, 502, 503, 504})
