@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install train test lint chaos clean
+.PHONY: install train test lint chaos service-chaos clean
 
 install: $(STAMP)
 
@@ -36,6 +36,10 @@ lint: $(STAMP)
 # Kills every process of runs at random moments, 20 times each, and counts what was lost. It takes long.
 chaos: $(STAMP)
 	@$(BIN)/python -m benchmarks.chaos
+
+# Kills the rollout service 20 times under load, and counts what was lost. A few minutes.
+service-chaos: $(STAMP)
+	@$(BIN)/python -m benchmarks.service_chaos
 
 # Other systems, each in an environment of its own, for benchmarks beside them.
 .venv-trl: benchmarks/peers/trl.txt

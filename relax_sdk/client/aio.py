@@ -120,6 +120,18 @@ class AsyncClient(Settings):
         """See `Client.put_media`."""
         return MediaRef(**await self._send(Call("POST", f"/v1/media/{media.kind}", content=media.bytes())))
 
+    async def status(self) -> str:
+        """See `Client.status`."""
+        return (await self._send(Call("GET", "/v1/healthz")))["status"]
+
+    async def pause(self) -> str:
+        """See `Client.pause`."""
+        return (await self._send(Call("POST", "/v1/pause")))["status"]
+
+    async def resume(self) -> str:
+        """See `Client.resume`."""
+        return (await self._send(Call("POST", "/v1/resume")))["status"]
+
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
@@ -208,6 +220,16 @@ class AsyncRollout:
     async def cancel(self) -> RolloutState:
         """See `Rollout.cancel`."""
         self.state = read_rollout(await self._client._send(Call("DELETE", f"/v1/rollouts/{self.id}")))
+        return self.state
+
+    async def pause(self) -> RolloutState:
+        """See `Rollout.pause`."""
+        self.state = read_rollout(await self._client._send(Call("POST", f"/v1/rollouts/{self.id}/pause")))
+        return self.state
+
+    async def resume(self) -> RolloutState:
+        """See `Rollout.resume`."""
+        self.state = read_rollout(await self._client._send(Call("POST", f"/v1/rollouts/{self.id}/resume")))
         return self.state
 
 

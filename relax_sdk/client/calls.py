@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import httpx
 
 URL = "http://127.0.0.1:8000"
-ATTEMPTS, LONGEST_PAUSE = 6, 8.0
-"""Tries of a request that is safe to repeat; seconds between two at most."""
+ATTEMPTS, LONGEST_PAUSE = 8, 8.0
+"""Tries of a request that is safe to repeat, enough for a service that is started again; seconds between two at most."""
 STREAM_TIMEOUT = 60.0
 """Seconds of silence after which an event stream is opened again; the service gives a sign of life every 15."""
 AGAIN = frozenset({429, 502, 503, 504})
@@ -72,14 +72,14 @@ class RolloutState:
 
     id: str
     state: str
-    """`queued`, `running`, `completed`, `failed` or `cancelled`."""
+    """`queued`, `running`, `paused`, `completed`, `failed` or `cancelled`."""
     counts: dict[str, int]
     error: str | None = None
 
     @property
     def over(self) -> bool:
         """Whether nothing more will happen."""
-        return self.state not in ("queued", "running")
+        return self.state not in ("queued", "running", "paused")
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,21 @@ class Client(Settings):
         """Store a media item there; messages can then name it as `relax-media:<sha256>`."""
         return MediaRef(**self._send(Call("POST", f"/v1/media/{media.kind}", content=media.bytes())))
 
+    def status(self) -> str:
+        """`ok`, `paused` or `draining`."""
+        return self._send(Call("GET", "/v1/healthz"))["status"]
+
+    def pause(self) -> str:
+        """Let the service begin no episode and send no model call until `resume`; returns its status.
+
+        Calls that are held wait as long as that takes; nothing that is held is timed.
+        """
+        return self._send(Call("POST", "/v1/pause"))["status"]
+
+    def resume(self) -> str:
+        """Let the service go on; returns its status."""
+        return self._send(Call("POST", "/v1/resume"))["status"]
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
@@ -259,6 +274,16 @@ class Rollout:
     def cancel(self) -> RolloutState:
         """End it; what is durable stays."""
         self.state = read_rollout(self._client._send(Call("DELETE", f"/v1/rollouts/{self.id}")))
+        return self.state
+
+    def pause(self) -> RolloutState:
+        """Let it begin no episode and send no model call until `resume`, also over a restart of the service."""
+        self.state = read_rollout(self._client._send(Call("POST", f"/v1/rollouts/{self.id}/pause")))
+        return self.state
+
+    def resume(self) -> RolloutState:
+        """Go on with it."""
+        self.state = read_rollout(self._client._send(Call("POST", f"/v1/rollouts/{self.id}/resume")))
         return self.state
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from postgres_server import postgres  # noqa: F401  (fixture)
 from rollout_bench import bench, processor  # noqa: F401  (fixtures)
 from service_process import Service, start
 
@@ -12,7 +13,7 @@ from service_process import Service, start
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Without keys, at a loopback address."""
-    it = start(tmp_path_factory.mktemp("service"))
+    it = start(tmp_path_factory.mktemp("service"), "--drain-seconds", "1")
     yield it
     it.stop()
 
@@ -29,6 +30,6 @@ def locked(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterat
     journal.close()
     with service.client() as client:
         engine = client.get("/v1/models").json()["engines"][0]["url"]
-    it = start(folder, "--engine", engine, key=secret)
+    it = start(folder, "--engine", engine, "--drain-seconds", "1", key=secret)
     yield it
     it.stop()

@@ -131,7 +131,7 @@ def flaky() -> Iterator[tuple[str, list[str]]]:
             if self.path.endswith("/events"):
                 first = int(self.headers["Last-Event-ID"]) + 1
                 body = b"".join(
-                    f"id: {i}\nevent: {'finished' if i == 5 else 'group'}\ndata: {{}}\n\n".encode()
+                    f": ping\n\nid: {i}\nevent: {'finished' if i == 5 else 'group'}\ndata: {{}}\n\n: ping\n\n".encode()
                     for i in range(first, min(first + 2, 6))
                 )
                 self.answer(200, body, "text/event-stream")
@@ -169,6 +169,15 @@ def test_streams_go_on_where_they_broke_off(flaky, monkeypatch: pytest.MonkeyPat
     url, asked = flaky
     with relax.Client(url) as client:
         events = list(client.get_rollout("r").events())
+    assert [event.id for event in events] == [1, 2, 3, 4, 5] and events[-1].kind == "finished"
+    assert [line for line in asked if "events" in line] == [f"/v1/rollouts/r/events {n}" for n in (0, 2, 4)]
+
+
+async def test_streams_go_on_in_asyncio_too(flaky, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_sdk.client.aio.pause", lambda *_: 0.0)
+    url, asked = flaky
+    async with relax.AsyncClient(url) as client:
+        events = [event async for event in (await client.get_rollout("r")).events()]
     assert [event.id for event in events] == [1, 2, 3, 4, 5] and events[-1].kind == "finished"
     assert [line for line in asked if "events" in line] == [f"/v1/rollouts/r/events {n}" for n in (0, 2, 4)]
 

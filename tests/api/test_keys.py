@@ -15,7 +15,7 @@ from relax_server.api.errors import ApiError
 from relax_server.api.keys import Key, KeyRing
 from relax_server.api.quotas import FairSlots, TokenRates
 from relax_server.journal.sql import SqlJournal
-from sample_groups import ManualClock
+from sample_groups import ManualClock, make_group
 from service_process import Service, start
 
 import relax_sdk as relax
@@ -62,6 +62,58 @@ def test_another_key_s_session_is_as_good_as_unknown(locked: Service) -> None:
         assert client.get("/v1/envs").status_code == 401, "a session's key opens nothing else"
     with locked.client() as client:
         assert client.get(f"/v1/sessions/{session['id']}").status_code == 200, "an admin sees it"
+
+
+def test_another_key_s_trajectory_is_as_good_as_unknown(locked: Service) -> None:
+    mine, other = make_key(locked), make_key(locked)
+    with locked.client(mine["secret"]) as client:
+        session = client.post("/v1/sessions", json={"env": "colour-v0", "sampling": {"max_new_tokens": 1}}).json()
+        client.post(f"{session['base_url']}/chat/completions", json={"messages": session["observation"]})
+        assert client.post(f"/v1/sessions/{session['id']}/finish").status_code == 200
+        rollout = client.post("/v1/rollouts", json={"env": "tone-v0", "n": 1, "sampling": {"max_new_tokens": 1}}).json()
+        with client.stream("GET", f"/v1/rollouts/{rollout['id']}/events") as stream:
+            assert "event: finished" in list(stream.iter_lines())
+        ids = [session["trajectory_id"], f"{rollout['id']}/train/0/0"]
+        for id in ids:
+            assert (found := client.get(f"/v1/trajectories/{id}")).status_code == 200, found.text
+        media = client.get(f"/v1/trajectories/{ids[0]}").json()["turns"][0]["media"][0]["sha256"]
+    with locked.client() as client:
+        assert all(client.get(f"/v1/trajectories/{id}").status_code == 200 for id in ids), "an admin reads all"
+    with locked.client(other["secret"]) as client:
+        for id in ids:
+            refused, nothing = client.get(f"/v1/trajectories/{id}"), client.get(f"/v1/trajectories/{id}x")
+            assert refused.status_code == nothing.status_code == 404
+            assert refused.json()["error"]["message"] + "x" == nothing.json()["error"]["message"].replace("x'", "'x")
+        assert client.get(f"/v1/media/{media}").status_code == 200, "whoever knows the hash of the bytes may have them"
+
+
+def test_without_keys_everything_is_read_and_with_the_first_one_only_what_is_its_own(tmp_path: Path, service: Service) -> None:
+    with service.client() as client:
+        engine = client.get("/v1/models").json()["engines"][0]["url"]
+    journal = SqlJournal(tmp_path / "journal.db")
+    journal.commit(make_group("of-a-run"), "run-1")
+    it = start(tmp_path, "--engine", engine, "--drain-seconds", "0")
+    try:
+        session = it.open(sampling={"max_new_tokens": 1})
+        with it.client() as client:
+            client.post(f"{session['base_url']}/chat/completions", json={"messages": HELLO})
+            assert client.post(f"/v1/sessions/{session['id']}/finish").status_code == 200
+            for id in (session["trajectory_id"], "of-a-run-0"):
+                assert client.get(f"/v1/trajectories/{id}").status_code == 200
+        admin, run = (KeyRing(journal).create("x", [right])[0] for right in ("admin", "run"))
+        with it.client(run) as client:
+            end = time.monotonic() + 30
+            while client.get(f"/v1/trajectories/{session['trajectory_id']}").status_code == 200:
+                assert time.monotonic() < end
+                time.sleep(0.2)
+            for id in (session["trajectory_id"], "of-a-run-0"):
+                assert client.get(f"/v1/trajectories/{id}").status_code == 404
+        with it.client(admin) as client:
+            for id in (session["trajectory_id"], "of-a-run-0"):
+                assert client.get(f"/v1/trajectories/{id}").status_code == 200
+    finally:
+        it.stop()
+        journal.close()
 
 
 def test_the_session_s_key_alone_names_the_session(locked: Service) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from relax_server.journal import open_journal
 from relax_server.journal.base import Journal, JournalCounts
+from relax_server.journal.sql import SqlJournal
 from sample_groups import ManualClock, make_group
 
 from relax_sdk.errors import ConfigError, JournalError
@@ -71,6 +72,18 @@ def test_committing_a_group_again_changes_nothing(journal: Journal) -> None:
     assert lease(journal, version=1) == ["g"]
     assert not journal.commit(make_group("g", versions=(1, 1)), RUN)
     assert journal.counts(RUN) == JournalCounts(leased=1)
+
+
+def test_a_trajectory_knows_the_key_that_it_was_made_for(open_again: Open) -> None:
+    one, other = open_again(), open_again()
+    one.commit(make_group("mine"), RUN, owner="key_a")
+    one.commit_many([make_group("a"), make_group("b")], RUN, "eval", owner="key_b")
+    one.commit(make_group("of a run"), RUN)
+    assert isinstance(other, SqlJournal)
+    for id, owner in (("mine-0", "key_a"), ("mine-1", "key_a"), ("a-0", "key_b"), ("b-1", "key_b"), ("of a run-0", None)):
+        found = other.owned_trajectory(id)
+        assert found is not None and (found[0].id, found[1]) == (id, owner)
+    assert other.owned_trajectory("nothing") is None
 
 
 def test_a_trajectory_id_belongs_to_one_group(journal: Journal) -> None:

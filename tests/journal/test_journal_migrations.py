@@ -35,7 +35,7 @@ def database(path: Path, revision: str) -> Engine:
 
 def test_the_code_knows_the_newest_revision() -> None:
     assert scripts().get_current_head() == schema.HEAD
-    assert [script.revision for script in scripts().walk_revisions()] == ["0004", "0003", "0002", "0001"]
+    assert [script.revision for script in scripts().walk_revisions()] == ["0005", "0004", "0003", "0002", "0001"]
 
 
 def test_the_revisions_lead_to_the_tables_of_the_schema(tmp_path: Path) -> None:
@@ -66,13 +66,39 @@ def test_a_journal_of_the_first_revision_keeps_its_groups(tmp_path: Path) -> Non
     journal.close()
 
 
+def test_trajectories_of_older_rollouts_find_their_owner(tmp_path: Path) -> None:
+    path, rollout = tmp_path / "journal.db", "r_0123456789abcdef"
+    engine = database(path, "0003")
+    old = MetaData()
+    old.reflect(engine)
+    groups = {"r_0123456789abcdef/train/0": "key_a", "sessions/s_0123456789abcdef": None}
+    with engine.connect().execution_options(**sqlite.WRITE) as connection, connection.begin():
+        connection.execute(insert(old.tables["runs"]).values(id=RUN, created_at=1.0))
+        row = dict(id=rollout, key="key_a", request={}, state="completed", counts={}, created_at=1.0)
+        connection.execute(insert(old.tables["rollouts"]).values(row))
+        for id in groups:
+            place = dict(run=RUN, split="train", env="e", task_index=0, version_min=0, version_max=0, created_at=1.0)
+            group = make_group(id)
+            seq = connection.execute(insert(old.tables["groups"]).values(id=id, state="ready", **place)).inserted_primary_key[0]
+            connection.execute(insert(old.tables["payloads"]).values(seq=seq, data=pack(group)))
+            row = place | dict(id=group.trajectories[0].id, group_id=id, status="completed", reward=0.0, rewards={}, n_tokens=1)
+            connection.execute(insert(old.tables["trajectories"]).values(row))
+    engine.dispose()
+    journal = open_journal(path)
+    assert isinstance(journal, SqlJournal)
+    for id, owner in groups.items():
+        found = journal.owned_trajectory(make_group(id).trajectories[0].id)
+        assert found is not None and found[1] == owner
+    journal.close()
+
+
 def test_a_journal_newer_than_the_code_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     engine = database(path, schema.HEAD)
     with engine.connect().execution_options(**sqlite.WRITE) as connection, connection.begin():
         connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
     with pytest.raises(
-        JournalError, match=r"newer version of Relax Gym \(revision 0999, this version knows up to 0004\): upgrade Relax Gym"
+        JournalError, match=r"newer version of Relax Gym \(revision 0999, this version knows up to 0005\): upgrade Relax Gym"
     ):
         open_journal(path)
     with engine.connect() as connection:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from relax_server.log_ids import add_ids, current_ids
 from relax_server.rollout.threads import CallThreads
 from rollout_bench import until
 
@@ -38,6 +39,15 @@ async def test_a_call_raises_what_the_function_raises(threads, error):
     with pytest.raises(type(error)) as caught:
         await threads.call(fail, limit=10)
     assert caught.value is error
+
+
+async def test_lines_that_a_call_logs_carry_the_ids_of_who_asked(threads):
+    async def ask(id: str) -> str:
+        add_ids(trajectory=id)
+        return await threads.call(lambda: current_ids()["trajectory"], limit=10)
+
+    assert await asyncio.gather(*(ask(str(i)) for i in range(20))) == [str(i) for i in range(20)]
+    assert "trajectory" not in current_ids()
 
 
 async def test_a_stop_iteration_which_a_future_cannot_hold_arrives_as_an_error(threads):

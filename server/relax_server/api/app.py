@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -20,11 +21,13 @@ from relax_server.api.auth import session_called
 from relax_server.api.chat_route import ChatRoute
 from relax_server.api.core import ServiceCore
 from relax_server.api.errors import ApiError, as_api_error, bad
+from relax_server.api.logs import RequestLog
 from relax_server.api.metrics import ServiceState
 from relax_server.api.openai_responses import ResponsesRoute
 from relax_server.api.openapi import describe
+from relax_server.api.retention import Retention
 from relax_server.api.rollouts import RolloutHub
-from relax_server.api.routes import envs, health, keys, results, rollouts, runs, session_socket, sessions
+from relax_server.api.routes import envs, health, keys, pausing, results, rollouts, runs, session_socket, sessions
 from relax_server.api.sessions import ExternalSession, SessionHub
 from relax_server.api.trainings.hub import TrainingHub
 from relax_server.api.wire import error_response, json_response
@@ -46,8 +49,10 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
         await core.envs.load()
         await rolling.resume()
         await training.resume()
+        pruning = asyncio.create_task(Retention(core, hub).run())
         yield
         core.draining = True
+        pruning.cancel()
         await training.close()
         await rolling.close()
         await hub.drain(0.0)
@@ -61,8 +66,9 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
     _errors(app)
     if core.config.loopback:  # a web page must not reach it under a name of its own
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[core.config.host, "127.0.0.1", "localhost", "::1", "[::1]"])
+    app.add_middleware(RequestLog)
 
-    for module in (health, envs, sessions, session_socket, rollouts, runs, results, keys):
+    for module in (health, envs, sessions, session_socket, rollouts, runs, pausing, results, keys):
         app.include_router(module.router)
 
     async def models(request: Request) -> Response:
@@ -89,6 +95,7 @@ def _readings(core: ServiceCore, hub: SessionHub, rolling: RolloutHub) -> list[t
         ("relax_episodes_running", "Places taken.", "", {"": float(core.slots.running.total())}),
         ("relax_episodes_waiting", "Episodes that wait for a place.", "", {"": float(core.slots.waiting)}),
         ("relax_sessions_open", "Sessions that are not over.", "", {"": float(hub.open_count)}),
+        ("relax_paused", "Whether the service is paused.", "", {"": float(not core.gate.is_set())}),
         ("relax_rollouts_playing", "Rollouts under way.", "", {"": float(rolling.playing)}),
         ("relax_engine_up", "Whether an engine answers.", "engine", {e["url"]: float(e["up"]) for e in engines}),
         ("relax_engine_calls", "Calls in flight.", "engine", {e["url"]: float(e["running"]) for e in engines}),

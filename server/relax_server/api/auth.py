@@ -7,7 +7,8 @@ from starlette.requests import HTTPConnection
 from relax_server.api.core import ServiceCore
 from relax_server.api.errors import ApiError, unknown
 from relax_server.api.keys import LOCAL, Key, Right
-from relax_server.api.sessions import ExternalSession, SessionHub
+from relax_server.api.sessions import UNKNOWN, ExternalSession, SessionHub
+from relax_server.log_ids import add_ids
 
 
 def bearer(request: HTTPConnection) -> str:
@@ -31,6 +32,7 @@ async def caller(request: HTTPConnection, core: ServiceCore, right: Right = "run
         if locked:
             raise ApiError(401, _wrong(secret), "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         key = LOCAL
+    add_ids(key=key.id)
     if not key.may(right):
         raise ApiError(403, f"key {key.name!r} has no right to {right}; it has {', '.join(sorted(key.rights))}", "forbidden")
     return key
@@ -50,10 +52,12 @@ async def session_of(request: HTTPConnection, core: ServiceCore, hub: SessionHub
     """
     session, secret = hub.get(id), bearer(request)
     if session.opens_with(secret) or not await core.wants_keys():
+        add_ids(key=session.key.id, **session.log_ids)
         return session
     key = await caller(request, core)
     if key.id != session.key.id and not key.may("admin"):
-        raise unknown("session", id, ": it was never opened, or the service was restarted since; open a new one")
+        raise unknown("session", id, UNKNOWN)
+    add_ids(**session.log_ids)
     return session
 
 
@@ -69,4 +73,5 @@ async def session_called(request: HTTPConnection, core: ServiceCore, hub: Sessio
     session = hub.by_secret(bearer(request))
     if session is None:
         raise ApiError(401, "the key of a session is wanted here; open one with POST /v1/sessions", "invalid_api_key")
+    add_ids(key=session.key.id, **session.log_ids)
     return session

@@ -28,13 +28,29 @@ def serve(
     engine: Annotated[list[str] | None, typer.Option(help="URL of an engine that runs; may be repeated.")] = None,
     journal: Annotated[str | None, typer.Option(help="Database URL; default: a file in the folder.")] = None,
     threads: Annotated[int, typer.Option(help="Of the engine that is started.")] = 1,
+    drain_seconds: Annotated[float, typer.Option(help="For what is under way when it is told to end.")] = 10.0,
+    keep_events_days: Annotated[float, typer.Option(help="Events of what ended longer ago are pruned.")] = 30.0,
+    log_format: Annotated[str, typer.Option(help="text, or json: one object a line.")] = "text",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error; info has a line for each request.")] = (
+        "warning"
+    ),
 ) -> None:
     """Run the rollout service: episodes and agents over HTTP."""
     from relax_server.api.serve import serve as run
     from relax_server.api.settings import ServiceConfig
 
     config = ServiceConfig(
-        folder, model=model, engines=tuple(engine or ()), host=host, port=port, journal=journal, threads=threads
+        folder,
+        model=model,
+        engines=tuple(engine or ()),
+        host=host,
+        port=port,
+        journal=journal,
+        threads=threads,
+        drain_seconds=drain_seconds,
+        keep_events_days=keep_events_days,
+        log_format=log_format,  # type: ignore[arg-type]
+        log_level=log_level,  # type: ignore[arg-type]
     )
     run(config)
 

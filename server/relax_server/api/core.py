@@ -18,8 +18,10 @@ from relax_sdk.trajectory import Group
 from relax_server.api.environments.hub import EnvHub
 from relax_server.api.events import EventLog
 from relax_server.api.freeform import FREE
+from relax_server.api.identity import Identity
 from relax_server.api.keys import KNOWN_SECONDS, Key, KeyRing
 from relax_server.api.metrics import Metrics
+from relax_server.api.pausing import Gate, GatedSlots
 from relax_server.api.quotas import FairSlots, TokenRates
 from relax_server.api.settings import ServiceConfig
 from relax_server.journal import open_journal
@@ -71,6 +73,7 @@ class ServiceCore:
                 f"host = {config.host}: other machines could reach the service, and there is no key yet; "
                 f"make one with `relax keys add NAME --folder {config.folder}`"
             )
+        self.identity = Identity(config.folder)
         self.store = MediaStore(config.folder / "media")
         self.threads = CallThreads("environment", ENV_THREADS)
         self.media_threads = CallThreads("media", MEDIA_THREADS)
@@ -82,8 +85,10 @@ class ServiceCore:
         self.rates = TokenRates()
         self.tally = Tally()
         self.metrics = Metrics()
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.gate = Gate()
+        """Closed while the service is paused."""
+        self.admission = Gate()
+        """Closed when no episode may begin any more."""
         self.renderer = Renderer(processor)
         self.intake = MediaIntake(self.store, processor, self.media_threads, config.rollout.step_timeout)
         self._committer = Committer(journal, "service")
@@ -113,15 +118,24 @@ class ServiceCore:
         return known[1]
 
     def context(
-        self, run: str, spec: EnvSpec, config: RolloutConfig, key: Key, agent: Agent | None = None, routes: bool = False
+        self,
+        run: str,
+        spec: EnvSpec,
+        config: RolloutConfig,
+        key: Key,
+        agent: Agent | None = None,
+        routes: bool = False,
+        gate: Gate | None = None,
     ) -> RolloutContext:
         """What the episodes of one request share.
+
+        `gate` is the request's own, inside the service's.
 
         Raises:
             ConfigError: the environment shows media that the model does not take.
             RegistryError: the environment cannot be loaded.
         """
-        env_class = spec.load()
+        gate, env_class = gate or self.gate, spec.load()
         missing = set(env_class.modalities) - self.processor.modalities
         if missing:
             takes = ", ".join(sorted(self.processor.modalities)) or "text only"
@@ -136,8 +150,8 @@ class ServiceCore:
             intake=self.intake,
             pool=self.pool,
             threads=self.threads,
-            slots=self.slots.of(key.id, key.episodes),  # type: ignore[arg-type]
-            gate=self.gate,
+            slots=GatedSlots(self.slots.of(key.id, key.episodes), Gate(gate, self.admission)),  # type: ignore[arg-type]
+            gate=gate,  # type: ignore[arg-type]
             routed_experts=routes,
             observes=spec is not FREE,
             tally=self.tally,
@@ -150,6 +164,11 @@ class ServiceCore:
             ConfigError: a value outside its range.
         """
         return dataclasses.replace(self.config.rollout, **{k: v for k, v in changes.items() if v is not None})
+
+    @property
+    def status(self) -> str:
+        """`ok`, `paused` or `draining`."""
+        return "draining" if self.draining else "ok" if self.gate.is_set() else "paused"
 
     # --------------------------------------------------------------------------------------------------------- media
 
@@ -184,9 +203,9 @@ class ServiceCore:
         """
         return await self.database.call(function, *arguments, limit=DATABASE_LIMIT)
 
-    async def commit(self, group: Group, run: str, split: str) -> bool:
-        """Make a group durable; False when it was there already."""
-        return await self._committer.commit(group, split, run)
+    async def commit(self, group: Group, run: str, split: str, key: str) -> bool:
+        """Make a group durable that was made for a key; False when it was there already."""
+        return await self._committer.commit(group, split, run, key)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that no request waits for; it is waited for when the service ends."""
@@ -205,6 +224,7 @@ class ServiceCore:
         for threads in (self.threads, self.media_threads, self.database):
             threads.close()
         self.journal.close()
+        self.identity.close()
 
 
 def folder_of(config: ServiceConfig) -> Path:

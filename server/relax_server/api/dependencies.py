@@ -9,25 +9,26 @@ from starlette.requests import Request
 
 from relax_server.api.auth import caller, session_of
 from relax_server.api.core import ServiceCore
-from relax_server.api.keys import Key
+from relax_server.api.errors import ApiError
+from relax_server.api.keys import LOCAL, Key
 from relax_server.api.rollouts import RolloutHub
 from relax_server.api.sessions import ExternalSession, SessionHub
 from relax_server.api.trainings.hub import TrainingHub
 
 
-def _core(request: Request) -> ServiceCore:
+async def _core(request: Request) -> ServiceCore:
     return request.app.state.core
 
 
-def _hub(request: Request) -> SessionHub:
+async def _hub(request: Request) -> SessionHub:
     return request.app.state.hub
 
 
-def _trainings(request: Request) -> TrainingHub:
+async def _trainings(request: Request) -> TrainingHub:
     return request.app.state.trainings
 
 
-def _rollouts(request: Request) -> RolloutHub:
+async def _rollouts(request: Request) -> RolloutHub:
     return request.app.state.rollouts
 
 
@@ -49,6 +50,15 @@ async def _uploader(request: Request, core: Core) -> Key:
     return await caller(request, core, "upload")
 
 
+async def _operator(request: Request, core: Core) -> Key:
+    key = await caller(request, core)
+    if key is not LOCAL:
+        return await caller(request, core, "admin")
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise ApiError(403, "a web page of another site may not do this", "forbidden")
+    return key
+
+
 async def _session(request: Request, core: Core, hub: Hub, id: Annotated[str, Path(max_length=64)]) -> ExternalSession:
     return await session_of(request, core, hub, id)
 
@@ -58,5 +68,7 @@ Caller = Annotated[Key, Depends(_caller)]
 Admin = Annotated[Key, Depends(_admin)]
 Uploader = Annotated[Key, Depends(_uploader)]
 """Anybody with the right to bring code."""
+Operator = Annotated[Key, Depends(_operator)]
+"""Somebody with the right to administer, or anybody on this machine while there are no keys."""
 Session = Annotated[ExternalSession, Depends(_session)]
 """For its own key or its owner's."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -11,12 +13,19 @@ from typing import Any
 from sqlalchemy import insert, select
 
 from relax_sdk.errors import JournalError
+from relax_server.api.logs import FIELDS
 from relax_server.journal.schema import events
 from relax_server.journal.sql import SqlJournal
 from relax_server.rollout.threads import CallThreads
 
+logger = logging.getLogger(__name__)
+
+OFTEN = frozenset({"turn", "step", "reward"})
+"""Kinds of which an episode has many."""
 BATCH = 512
 """Events read in one go."""
+OTHERS = 1.0
+"""Seconds after which a follower looks for events that another server wrote."""
 LIMIT = 60.0
 """Seconds that a read or a write may take."""
 PAUSE = 0.02
@@ -52,11 +61,17 @@ class EventLog:
         self._writer: asyncio.Task[None] | None = None
         self._told: dict[str, asyncio.Event] = {}
         self._followers: dict[str, int] = {}
+        self._look_again = OTHERS if journal.shared else None
         self.error: JournalError | None = None
         """Of the last write; what it held is tried again with the next."""
 
     def add(self, topic: str, kind: str, **data: Any) -> None:
-        """Note an event; it is written soon."""
+        """Note an event; it is written soon, and logged at once: model calls and steps at level debug, the others at info."""
+        level = logging.DEBUG if kind in OFTEN else logging.INFO
+        if logger.isEnabledFor(level):
+            what, _, id = topic.partition("/")
+            plain = {name: value for name, value in data.items() if isinstance(value, (str, int, float)) or value is None}
+            logger.log(level, "%s %s", what, kind, extra={FIELDS: {what: id} | plain})
         self._waiting.append({"topic": topic, "kind": kind, "data": data, "created_at": self._clock()})
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
@@ -82,6 +97,14 @@ class EventLog:
 
         return await self._threads.call(read, limit=LIMIT)
 
+    async def rest(self, topic: str, seq: int) -> AsyncIterator[Event]:
+        """The events of a topic behind a number, as far as there are any."""
+        await self.flush()
+        while found := await self.after(topic, seq):
+            for event in found:
+                yield event
+            seq = found[-1].seq
+
     async def follow(self, topic: str, seq: int = 0) -> AsyncIterator[Event]:
         """The events of a topic behind a number, and those that come, for ever.
 
@@ -98,12 +121,18 @@ class EventLog:
                     yield event
                     seq = event.seq
                 if not found:
-                    await told.wait()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(self._look_again):
+                            await told.wait()
         finally:
             self._followers[topic] -= 1
             if not self._followers[topic]:
                 del self._followers[topic]
                 self._told.pop(topic, None)
+
+    def followed(self, topic: str) -> bool:
+        """Whether anybody follows a topic."""
+        return topic in self._followers
 
     async def close(self) -> None:
         """Write what is left."""

@@ -62,6 +62,9 @@ class PlayedSession(ABC):
         """The agent has said that it is done."""
         self.calls = 0
         """Under way."""
+        self._at_work: set[asyncio.Task[Any]] = set()
+        """That the calls are made in."""
+        self._interrupted: str | None = None
         self.idle_since = time.monotonic()
 
     @abstractmethod
@@ -150,13 +153,31 @@ class PlayedSession(ABC):
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
-        """Something is being done for the agent."""
+        """Something is being done for the agent.
+
+        Raises:
+            ApiError: the session was interrupted meanwhile.
+        """
+        task = asyncio.current_task()
+        assert task is not None
         self.calls += 1
+        self._at_work.add(task)
         try:
             yield
+        except asyncio.CancelledError:
+            if self._interrupted is None or task.uncancel():
+                raise
+            raise over(self, self._interrupted) from None
         finally:
+            self._at_work.discard(task)
             self.calls -= 1
             self.idle_since = time.monotonic()
+
+    def interrupt(self, why: str) -> None:
+        """Abort the calls that are under way; they are answered with the reason."""
+        self._interrupted = why
+        for task in self._at_work:
+            task.cancel()
 
 
 def over(session: PlayedSession, how: str) -> ApiError:

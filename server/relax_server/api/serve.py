@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
+import os
 import signal
 import socket
-import sys
 
 import uvicorn
 
 from relax_sdk.errors import ConfigError, EngineUnavailable
 from relax_server.api.app import make_app
 from relax_server.api.core import ServiceCore, folder_of
+from relax_server.api.ending import Ending
+from relax_server.api.logs import log_to_stderr, say
 from relax_server.api.settings import ServiceConfig
 from relax_server.engines.base import Engine
 from relax_server.engines.coalesce import CoalescingEngine
@@ -24,8 +26,15 @@ from relax_server.models.processor import Processor
 from relax_server.rollout.pool import EnginePool
 
 ENGINE_RESTARTS, RESTART_PAUSE = 5, 1.0
-DRAIN_SECONDS = 10
-"""For requests under way when the service is told to end."""
+CLOSE_SECONDS = 5
+"""For answers that are still being sent when everything has ended."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to `Ending`."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
 
 
 def serve(config: ServiceConfig) -> None:
@@ -35,18 +44,18 @@ def serve(config: ServiceConfig) -> None:
         ConfigError: the port is taken, the folder cannot be used, or it would be open to other machines without a key.
         EngineUnavailable: the engine does not start, or an engine that was named does not answer.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    log_to_stderr(config.log_format, config.log_level)
     asyncio.run(_serve(config))
 
 
 async def _serve(config: ServiceConfig) -> None:
     folder, listener = folder_of(config), _listen(config)
     path = resolve_model(config.model)
-    _say(f"loading the tokenizer of {config.model}")
+    say(f"loading the tokenizer of {config.model}")
     processor = await asyncio.to_thread(Processor.load, path)
     process: EngineProcess | None = None
     if not config.engines:
-        _say("starting an engine")
+        say("starting an engine")
         process = EngineProcess(path, folder / "logs" / "engine.log", media_root=folder / "media", threads=config.threads)
         await process.start()
     urls = config.engines if process is None else (process.url,)
@@ -62,14 +71,15 @@ async def _serve(config: ServiceConfig) -> None:
                 await engine.close()
 
         app = make_app(core, closing)
-        settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=DRAIN_SECONDS)
+        settings = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=CLOSE_SECONDS)
         settings.ws_max_size = config.max_body
-        server = uvicorn.Server(settings)
+        server = _Server(settings)
+        Ending(core, app.state.hub, server, say, lambda: _kill(process)).listen()
         settle()
         host, port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
         near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         core.relay_url = f"ws://{f'[{near}]' if ':' in near else near}:{port}/v1/relay"
-        _say(f"ready at http://{host}:{port} · {config.model} · {folder} · {'keys wanted' if core.locked else 'no keys yet'}")
+        say(f"ready at http://{host}:{port} · {config.model} · {folder} · {'keys wanted' if core.locked else 'no keys yet'}")
         watching = asyncio.create_task(_watch(process, core, server)) if process is not None else None
         await server.serve([listener])
         if watching is not None:
@@ -77,7 +87,7 @@ async def _serve(config: ServiceConfig) -> None:
     finally:
         if process is not None:
             await process.stop()
-    _say(f"ended; everything is in {folder}")
+    say(f"ended; everything is in {folder}")
 
 
 async def _watch(process: EngineProcess, core: ServiceCore, server: uvicorn.Server) -> None:
@@ -87,16 +97,23 @@ async def _watch(process: EngineProcess, core: ServiceCore, server: uvicorn.Serv
         code = await process.wait()
         restarts += 1
         if restarts > ENGINE_RESTARTS:
-            _say(f"the engine ended {restarts} times; giving up. {process.log_tail()}")
+            say(f"the engine ended {restarts} times; giving up. {process.log_tail()}")
             signal.raise_signal(signal.SIGTERM)
             return
-        _say(f"the engine ended (exit code {code}); starting it again")
+        say(f"the engine ended (exit code {code}); starting it again")
         await asyncio.sleep(RESTART_PAUSE)
         await process.start()
         if process.url != url:
             await core.pool.remove(url)
             core.pool.add(CoalescingEngine(HttpEngine(process.url)))
             url = process.url
+
+
+def _kill(process: EngineProcess | None) -> None:
+    """End an engine of ours at once."""
+    if process is not None and process.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def _listen(config: ServiceConfig) -> socket.socket:
@@ -117,7 +134,3 @@ def _listen(config: ServiceConfig) -> socket.socket:
             f"cannot listen at {config.host}:{config.port} ({error.strerror}); name another with --port"
         ) from error
     return listener
-
-
-def _say(text: str) -> None:
-    print(f"relax serve: {text}", file=sys.stderr, flush=True)

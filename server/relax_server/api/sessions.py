@@ -21,6 +21,7 @@ from relax_server.api.keys import Key, digest
 from relax_server.api.played import PlayedSession, over
 from relax_server.api.wire import finished
 from relax_server.engines.base import Generation
+from relax_server.log_ids import add_ids
 from relax_server.rollout.calls import Answer
 from relax_server.rollout.context import EpisodeTask
 from relax_server.rollout.episode import Episode
@@ -32,6 +33,7 @@ DONE_SECONDS = 60.0
 """Without a call, after which a session whose environment has ended is finished; until then rewards may come from outside."""
 KEPT = 4096
 """Ended sessions whose outcome is remembered."""
+UNKNOWN = ": it was not opened at this server, or that was killed or restarted since; open a new one"
 USABLE = frozenset({Status.COMPLETED, Status.TRUNCATED})
 
 
@@ -91,6 +93,11 @@ class ExternalSession(PlayedSession):
         return f"session/{self.id}"
 
     @property
+    def log_ids(self) -> dict[str, str]:
+        """What log lines about it carry."""
+        return {"session": self.id, "trajectory": self.trajectory_id}
+
+    @property
     def over(self) -> bool:
         """Whether nothing more can be done in it."""
         return self.episode.result.done()
@@ -110,7 +117,9 @@ class ExternalSession(PlayedSession):
         if self._ready in done:
             return self._ready.result()
         error = self.episode.error
-        raise as_api_error(error) if error is not None else ApiError(503, "the session was cancelled", "cancelled")
+        if error is None or self.episode.state is Status.CANCELLED:
+            raise ApiError(503, f"no session was opened: {error or 'cancelled'}", "cancelled", headers={"Retry-After": "1"})
+        raise as_api_error(error)
 
     async def _play(self, session: AgentSession) -> None:
         """The agent, as the episode sees it."""
@@ -167,9 +176,11 @@ class ExternalSession(PlayedSession):
             self.end()
         return finished(await asyncio.shield(self.saved))
 
-    def cancel(self) -> None:
-        """End it without a reward; generation in flight is aborted."""
-        self.episode.cancel()
+    def cancel(self, why: str = "cancelled") -> None:
+        """End it without a reward; calls in flight are aborted, and told why."""
+        if not self.over:
+            self.interrupt(why)
+        self.episode.cancel(why)
 
     def require_open(self) -> None:
         if self.over:
@@ -189,7 +200,7 @@ class ExternalSession(PlayedSession):
         group = Group(task.group_id, trajectory.env, task.task_index, [trajectory])
         split = "train" if self.opening.train and trajectory.status in USABLE else f"session-{self.opening.split}"
         try:
-            await self.core.commit(group, self.opening.run, split)
+            await self.core.commit(group, self.opening.run, split, self.key.id)
         except RelaxError as error:
             self.saved.set_exception(as_api_error(error))
             return
@@ -219,6 +230,7 @@ class SessionHub:
     def __init__(self, core: ServiceCore) -> None:
         self.core = core
         self._open: dict[str, ExternalSession] = {}
+        """And those that ended last."""
         self._by_secret: dict[str, str] = {}
 
     async def open(self, opening: Opening, key: Key) -> tuple[ExternalSession, str, list[Message]]:
@@ -233,6 +245,8 @@ class SessionHub:
         core = self.core
         if core.draining:
             raise ApiError(503, "the service is shutting down; go to another one", "draining", headers={"Retry-After": "5"})
+        if not core.gate.is_set():
+            raise ApiError(503, "the service is paused; try again later", "paused", headers={"Retry-After": "5"})
         core.rates.check(key)
         if core.slots.running[key.id] >= key.episodes:
             message = f"key {key.name!r} has {key.episodes} episodes open already; finish some"
@@ -257,6 +271,7 @@ class SessionHub:
         self._open[id] = session
         self._by_secret[digest(secret)] = id
         self._forget()
+        add_ids(**session.log_ids)
         try:
             messages = await session.start()
         except BaseException:
@@ -272,7 +287,7 @@ class SessionHub:
         """
         session = self._open.get(id)
         if session is None:
-            raise unknown("session", id, ": it was never opened, or the service was restarted since; open a new one")
+            raise unknown("session", id, UNKNOWN)
         return session
 
     def by_secret(self, secret: str) -> ExternalSession | None:
@@ -281,9 +296,19 @@ class SessionHub:
         return self._open.get(id) if id is not None else None
 
     @property
+    def all(self) -> list[ExternalSession]:
+        """All that are known, oldest first."""
+        return list(self._open.values())
+
+    @property
     def open_count(self) -> int:
+        """How many `unfinished` there are."""
+        return len(self.unfinished)
+
+    @property
+    def unfinished(self) -> list[ExternalSession]:
         """Sessions that are not over."""
-        return sum(not session.over for session in self._open.values())
+        return [session for session in self._open.values() if not session.over]
 
     def of(self, key: Key) -> list[ExternalSession]:
         """The sessions of one key, newest first; all for an admin."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from relax_sdk.config import RolloutConfig, SamplingParams
 from relax_sdk.errors import ConfigError
 from relax_server.api.environments.limits import WorkerLimits
+from relax_server.api.logs import FORMATS, LEVELS, LogFormat, LogLevel
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,13 @@ class ServiceConfig:
     """Episodes at once, over all keys."""
     idle_timeout: float = 600.0
     """Seconds without a call after which a session is cancelled."""
+    drain_seconds: float = 10.0
+    """For what is under way when the service is told to end."""
+    keep_events_days: float = 30.0
+    """Events of what ended longer ago are pruned."""
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "warning"
+    """Lines about the service's own life are written at every level; a line for each request from `info` on."""
     max_body: int = 64 << 20
     """Bytes of a request."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -46,11 +55,18 @@ class ServiceConfig:
         object.__setattr__(self, "folder", Path(self.folder).absolute())
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"ServiceConfig.port = {self.port}; allowed: 0 (a free one) to 65535")
+        for name, allowed in (("log_format", FORMATS), ("log_level", LEVELS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"ServiceConfig.{name} = {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
         for name, least in (("concurrency", 1), ("max_body", 1024), ("threads", 1), ("max_runs", 1), ("max_engines", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"ServiceConfig.{name} = {getattr(self, name)}; allowed: {least} or more")
         if self.idle_timeout <= 0:
             raise ConfigError(f"ServiceConfig.idle_timeout = {self.idle_timeout}; allowed: above 0 seconds")
+        if not 0 < self.keep_events_days < math.inf:
+            raise ConfigError(f"ServiceConfig.keep_events_days = {self.keep_events_days}; allowed: above 0 days")
+        if not 0 <= self.drain_seconds < math.inf:
+            raise ConfigError(f"ServiceConfig.drain_seconds = {self.drain_seconds}; allowed: 0 seconds or more")
 
     @property
     def loopback(self) -> bool:

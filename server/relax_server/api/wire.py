@@ -92,16 +92,29 @@ def plain(value: Any) -> Any:
     return orjson.Fragment(orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS))
 
 
-def follow(log: EventLog, topic: str, request: Request) -> Response:
-    """A topic's events from the one after `Last-Event-ID` on; it ends after the last event of something that is over."""
+def follow(log: EventLog, topic: str, request: Request, ending: dict[str, Any] | None = None) -> Response:
+    """A topic's events from the one after `Last-Event-ID` on; it ends after the last event of something that is over.
+
+    Args:
+        log: of events.
+        topic: whose.
+        request: of who follows.
+        ending: how it ended, if it is over: told also when its events were pruned.
+    """
     last = request.headers.get("last-event-id", "0")
     if not last.isdigit() or len(last) > 18:
         raise bad(f"Last-Event-ID = {last!r}; allowed: the id of an event", "Last-Event-ID")
 
+    def shown(kind: str, data: dict[str, Any], seq: int) -> ServerSentEvent:
+        return ServerSentEvent(data=orjson.dumps(data).decode(), event=kind, id=str(seq))
+
     async def events() -> AsyncIterator[ServerSentEvent]:
-        async for event in log.follow(topic, int(last)):
-            yield ServerSentEvent(data=orjson.dumps(event.data).decode(), event=event.kind, id=str(event.seq))
+        seq, source = int(last), log.follow(topic, int(last)) if ending is None else log.rest(topic, int(last))
+        async for event in source:
+            yield shown(event.kind, event.data, seq := event.seq)
             if event.kind == "finished":
                 return
+        if ending is not None:
+            yield shown("finished", ending, seq)
 
     return EventSourceResponse(events(), ping=PING_SECONDS)

@@ -79,8 +79,14 @@ class Journal(Protocol):
     and they end: a consumer that lives is never served a group twice.
     """
 
-    def commit(self, group: Group, run: str, split: str = "train") -> bool:
+    def commit(self, group: Group, run: str, split: str = "train", owner: str | None = None) -> bool:
         """Make a group durable: rows, versions and tokens in one transaction; media files must be in the store already.
+
+        Args:
+            group: finished.
+            run: that it belongs to.
+            split: of its task.
+            owner: id of the key that it was made for.
 
         Returns:
             False when a group of this id is already there: committing again changes nothing.
@@ -91,7 +97,7 @@ class Journal(Protocol):
         """
         ...
 
-    def commit_many(self, groups: Sequence[Group], run: str, split: str = "train") -> list[bool]:
+    def commit_many(self, groups: Sequence[Group], run: str, split: str = "train", owner: str | None = None) -> list[bool]:
         """`commit` for several groups in one transaction, which waits for the disk once: all or, when it raises, none."""
         ...
 

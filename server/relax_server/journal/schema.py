@@ -19,7 +19,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0004"
+HEAD = "0005"
 """The newest revision in `migrations/versions`."""
 
 
@@ -98,6 +98,7 @@ trajectories = Table(
     Column("version_max", BigInteger),
     Column("n_tokens", BigInteger, nullable=False),  # of responses
     Column("created_at", Double, nullable=False),
+    Column("owner", String),  # id of the key that it was made for; none: of a training run
     Index(None, "run", "split", "seq"),
     Index(None, "group_id"),
     sqlite_autoincrement=True,
@@ -139,6 +140,9 @@ rollouts = Table(
     Column("error", String),
     Column("created_at", Double, nullable=False),
     Column("ended_at", Double),
+    Column("server", String),  # that plays it
+    Column("model", String),  # that it is played with
+    Column("held_until", Double),  # Unix seconds; then another server may take it
     UniqueConstraint("key", "idempotency_key"),
     Index(None, "state"),
 )

@@ -52,6 +52,8 @@ class SqlJournal:
         self._database = postgres if str(path).startswith("postgresql") else sqlite
         self.name = postgres.shown(str(path)) if self._database is postgres else str(path)
         """For people: the file, or the URL without its password."""
+        self.shared = self._database is postgres
+        """Whether processes on other machines may use it too."""
         self._busy_timeout = busy_timeout
         self._clock = clock
         self._known_runs: set[str] = set()
@@ -69,18 +71,18 @@ class SqlJournal:
 
     # ------------------------------------------------------------------------------------------------------- writing
 
-    def commit(self, group: Group, run: str, split: str = TRAIN) -> bool:
+    def commit(self, group: Group, run: str, split: str = TRAIN, owner: str | None = None) -> bool:
         """See `Journal.commit`."""
-        return self.commit_many([group], run, split)[0]
+        return self.commit_many([group], run, split, owner)[0]
 
-    def commit_many(self, groups: Sequence[Group], run: str, split: str = TRAIN) -> list[bool]:
+    def commit_many(self, groups: Sequence[Group], run: str, split: str = TRAIN, owner: str | None = None) -> list[bool]:
         """See `Journal.commit_many`."""
         for group in groups:
             _check(group, split)
         payloads, now = [pack(group) for group in groups], self._clock()
         with self.writing("commit " + ", ".join(f"group {group.id!r}" for group in groups[:3])) as connection:
             self._add_run(connection, run, now)
-            new = [_insert(connection, g, p, run, split, now) for g, p in zip(groups, payloads, strict=True)]
+            new = [_insert(connection, g, p, run, split, owner, now) for g, p in zip(groups, payloads, strict=True)]
         self._known_runs.add(run)
         return new
 
@@ -162,16 +164,23 @@ class SqlJournal:
 
     def trajectory(self, id: str) -> Trajectory:
         """See `Journal.trajectory`."""
-        query = _GROUP_DATA.join(trajectories, trajectories.c.group_id == groups.c.id)
+        found = self.owned_trajectory(id)
+        if found is None:
+            raise JournalError(f"journal {self.name} has no trajectory {id!r}")
+        return found[0]
+
+    def owned_trajectory(self, id: str) -> tuple[Trajectory, str | None] | None:
+        """A trajectory and the id of the key that it was made for; None: it is unknown."""
+        query = _GROUP_DATA.add_columns(trajectories.c.owner).join(trajectories, trajectories.c.group_id == groups.c.id)
         with self.reading(f"read trajectory {id!r}") as connection:
             row = connection.execute(query.where(trajectories.c.id == id)).first()
         if row is None:
-            raise JournalError(f"journal {self.name} has no trajectory {id!r}")
-        return next(t for t in unpack(row.data, row.id).trajectories if t.id == id)
+            return None
+        return next(t for t in unpack(row.data, row.id).trajectories if t.id == id), row.owner
 
     def trajectories(self, run: str, split: str | None = None, limit: int = 100, offset: int = 0) -> list[TrajectoryRow]:
         """See `Journal.trajectories`."""
-        hidden = {"seq", "run"}
+        hidden = {"seq", "run", "owner"}
         query = select(*(c for c in trajectories.c if c.name not in hidden)).where(trajectories.c.run == run)
         if split is not None:
             query = query.where(trajectories.c.split == split)
@@ -222,7 +231,7 @@ class SqlJournal:
             raise self._database.explain(error, doing, self.name, self._busy_timeout) from error
 
 
-def _insert(connection: Connection, group: Group, payload: bytes, run: str, split: str, now: float) -> bool:
+def _insert(connection: Connection, group: Group, payload: bytes, run: str, split: str, owner: str | None, now: float) -> bool:
     """Write the rows of one group; False when they are there already.
 
     Raises:
@@ -240,7 +249,7 @@ def _insert(connection: Connection, group: Group, payload: bytes, run: str, spli
     seq = connection.execute(insert(groups).returning(groups.c.seq), row).scalar_one()
     connection.execute(insert(payloads), {"seq": seq, "data": payload})
     try:
-        if rows := [_trajectory_row(t, group, run, split, now) for t in group.trajectories]:
+        if rows := [_trajectory_row(t, group, run, split, owner, now) for t in group.trajectories]:
             with _outlived(connection):
                 connection.execute(insert(trajectories), rows)
     except IntegrityError as error:
@@ -293,7 +302,7 @@ def _group_row(group: Group, run: str, split: str, now: float) -> dict[str, Any]
     }
 
 
-def _trajectory_row(t: Trajectory, group: Group, run: str, split: str, now: float) -> dict[str, Any]:
+def _trajectory_row(t: Trajectory, group: Group, run: str, split: str, owner: str | None, now: float) -> dict[str, Any]:
     return {
         "id": t.id,
         "group_id": group.id,
@@ -308,6 +317,7 @@ def _trajectory_row(t: Trajectory, group: Group, run: str, split: str, now: floa
         "version_max": t.version_max,
         "n_tokens": t.n_response_tokens,
         "created_at": now,
+        "owner": owner,
     }
 
 

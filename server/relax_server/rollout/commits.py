@@ -13,8 +13,10 @@ from relax_server.rollout.threads import CallThreads
 COMMIT_TIMEOUT = 120.0
 """Seconds for the groups that are committed in one go."""
 
-_Waiting = tuple[Group, tuple[str, str], asyncio.Future[bool]]
-"""A group, its run and split, and who waits for it."""
+_Place = tuple[str, str, str | None]
+"""Run, split and owner."""
+_Waiting = tuple[Group, _Place, asyncio.Future[bool]]
+"""A group, where it belongs, and who waits for it."""
 
 
 class Committer:
@@ -35,13 +37,14 @@ class Committer:
         self._waiting: list[_Waiting] = []
         self._writer: asyncio.Task[None] | None = None
 
-    async def commit(self, group: Group, split: str, run: str | None = None) -> bool:
+    async def commit(self, group: Group, split: str, run: str | None = None, owner: str | None = None) -> bool:
         """Make a group durable.
 
         Args:
             group: finished.
             split: of its task.
             run: that it belongs to; default: this committer's.
+            owner: id of the key that it was made for.
 
         Returns:
             False when it was there already.
@@ -50,7 +53,7 @@ class Committer:
             JournalError: it could not be written.
         """
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append((group, (run or self.run, split), done))
+        self._waiting.append((group, (run or self.run, split, owner), done))
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
         return await done
@@ -67,13 +70,13 @@ class Committer:
                 place = self._waiting[0][1]
                 batch = [item for item in self._waiting if item[1] == place]
                 self._waiting = [item for item in self._waiting if item[1] != place]
-                await self._write_batch([group for group, _, _ in batch], *place, [done for _, _, done in batch])
+                await self._write_batch([group for group, _, _ in batch], place, [done for _, _, done in batch])
         finally:
             self._writer = None
 
-    async def _write_batch(self, groups: list[Group], run: str, split: str, waiters: Sequence[asyncio.Future[bool]]) -> None:
+    async def _write_batch(self, groups: list[Group], place: _Place, waiters: Sequence[asyncio.Future[bool]]) -> None:
         try:
-            results = await self._threads.call(self._commit, groups, run, split, limit=COMMIT_TIMEOUT)
+            results = await self._threads.call(self._commit, groups, place, limit=COMMIT_TIMEOUT)
         except EpisodeTimeout as error:
             results = [JournalError(f"the journal did not take {len(groups)} groups within {COMMIT_TIMEOUT:g} s")] * len(groups)
             results[0].__cause__ = error
@@ -85,17 +88,19 @@ class Committer:
             else:
                 done.set_result(result)
 
-    def _commit(self, groups: list[Group], run: str, split: str) -> list[bool | Exception]:
+    def _commit(self, groups: list[Group], place: _Place) -> list[bool | Exception]:
+        run, split, owner = place
+        more = {"owner": owner} if owner is not None else {}
         commit_many = getattr(self.journal, "commit_many", None)
         if commit_many is not None and len(groups) > 1:
             try:
-                return list(commit_many(groups, run, split))
+                return list(commit_many(groups, run, split, **more))
             except Exception as error:
                 return [error] * len(groups)
         results: list[bool | Exception] = []
         for group in groups:
             try:
-                results.append(self.journal.commit(group, run, split))
+                results.append(self.journal.commit(group, run, split, **more))
             except Exception as error:
                 results.append(error)
         return results

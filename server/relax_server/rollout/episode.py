@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,11 @@ from relax_sdk.rewards import score, scores_groups
 from relax_sdk.session import EpisodeOver
 from relax_sdk.trajectory import Status, Trajectory
 from relax_sdk.validation import plain_data
+from relax_server.log_ids import add_ids
 from relax_server.rollout.context import EpisodeTask, RolloutContext
 from relax_server.rollout.session import EpisodeSession, State, named_error
+
+logger = logging.getLogger(__name__)
 
 GRACE = 5.0
 """Seconds after its time limit in which an episode must have ended; then it is left behind."""
@@ -46,7 +50,8 @@ class Episode:
         self._timer: asyncio.TimerHandle | None = None
         self._expired = False
         """Its time limit has passed, and it was cancelled for that."""
-        self._cancelled = False
+        self._cancelled = ""
+        """Why it was cancelled."""
         self._holds_slot = False
         context.tally.states[self.state] += 1
 
@@ -57,9 +62,9 @@ class Episode:
         self._task.add_done_callback(self._ended)
         return self.result
 
-    def cancel(self) -> None:
-        """Stop it; its generation in flight is aborted and `result` gets a trajectory with status `cancelled`."""
-        self._cancelled = True
+    def cancel(self, why: str = "cancelled") -> None:
+        """Stop it; its generation in flight is aborted and `result` gets a trajectory with status `cancelled`, and `why`."""
+        self._cancelled = self._cancelled or why
         if self._task is not None:
             self._task.cancel()
 
@@ -75,6 +80,7 @@ class Episode:
     # ------------------------------------------------------------------------------------------------------- playing
 
     async def _run(self) -> None:
+        add_ids(trajectory=self.task.id)
         try:
             await self.context.slots.acquire()
             self._holds_slot = True
@@ -85,7 +91,7 @@ class Episode:
                 raise self._timed_out()
         except asyncio.CancelledError:
             if not self._expired or self._cancelled:
-                self._finish(self._trajectory(Status.CANCELLED, EpisodeError(f"{self.session.where('episode')}: cancelled")))
+                self._finish(self._trajectory(Status.CANCELLED, self._stopped()))
                 raise
             self._finish(self._trajectory(Status.TIMED_OUT, self._timed_out()))
         except EpisodeTimeout as error:
@@ -169,6 +175,7 @@ class Episode:
         self._enter(trajectory.status)
         if self.error is not None and (trajectory.status in FAILURES or isinstance(self.error, EngineAborted)):
             self.context.tally.fail(self.error)
+            logger.info("episode %s, attempt %d: %s", trajectory.status, self.task.attempt, self.error)
         self.result.set_result(trajectory)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -178,7 +185,7 @@ class Episode:
             self._timer.cancel()
         self._release()
         if not self.result.done():
-            self._finish(self._trajectory(Status.CANCELLED, EpisodeError(f"{self.session.where('episode')}: cancelled")))
+            self._finish(self._trajectory(Status.CANCELLED, self._stopped()))
 
     def _late(self) -> None:
         """The time limit may have passed: end the episode, and if it does not heed that, leave it behind."""
@@ -196,6 +203,9 @@ class Episode:
         error = EpisodeTimeout(f"{self.session.where('episode')}: ignored its cancellation and was left behind")
         self._finish(self._trajectory(Status.TIMED_OUT, error))
         self._release()
+
+    def _stopped(self) -> EpisodeError:
+        return EpisodeError(f"{self.session.where('episode')}: {self._cancelled or 'cancelled'}")
 
     def _timed_out(self) -> EpisodeTimeout:
         limit = self.context.config.episode_timeout

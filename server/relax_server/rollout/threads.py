@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import threading
 import time
 from collections import deque
@@ -27,7 +28,7 @@ class Job:
     """One call on its way through a thread."""
 
     __slots__ = (
-        *("arguments", "begin", "end", "error", "function", "future", "given_up"),
+        *("arguments", "begin", "context", "end", "error", "function", "future", "given_up"),
         *("limit", "orphaned", "started", "submitted", "timer", "value"),
     )
 
@@ -44,6 +45,8 @@ class Job:
         self.limit = limit
         self.future = future
         self.orphaned = orphaned
+        self.context = contextvars.copy_context()
+        """Of whoever asked for it."""
         self.timer: asyncio.TimerHandle | None = None
         self.submitted = time.monotonic()
         self.started: float | None = None
@@ -214,7 +217,7 @@ class CallThreads:
                 continue
             job.started = time.monotonic()
             try:
-                job.value = job.function(*job.arguments)
+                job.value = job.context.run(job.function, *job.arguments)
             except StopIteration as error:
                 job.error = RuntimeError(f"raised StopIteration({error})")
             except BaseException as error:

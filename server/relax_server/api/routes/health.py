@@ -18,18 +18,18 @@ router = APIRouter()
 
 @router.get("/healthz")
 @router.get("/v1/healthz")
-async def healthz() -> Response:
-    """Whether the process answers."""
-    return json_response({"status": "ok"})
+async def healthz(core: Core) -> Response:
+    """That the process answers, and whether it is `ok`, `paused` or `draining`."""
+    return json_response({"status": core.status})
 
 
 @router.get("/readyz")
 @router.get("/v1/readyz")
 async def readyz(core: Core) -> Response:
-    """Whether episodes can be played: an engine is up, and nothing is being shut down."""
-    up = sum(engine["up"] for engine in core.pool.stats())
-    ready = up > 0 and not core.draining and core.events.error is None
-    why = "draining" if core.draining else str(core.events.error) if core.events.error else f"{up} engines up"
+    """Whether episodes can be begun: an engine is up, and the service is neither paused nor being shut down."""
+    up, status = sum(engine["up"] for engine in core.pool.stats()), core.status
+    ready = up > 0 and status == "ok" and core.events.error is None
+    why = status if status != "ok" else str(core.events.error) if core.events.error else f"{up} engines up"
     return json_response({"ready": ready, "reason": why}, 200 if ready else 503)
 
 

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Path
 from fastapi.responses import FileResponse, Response
 from starlette.requests import Request
 
-from relax_sdk.errors import RelaxError
 from relax_sdk.media import PARTS, MediaRef
 from relax_server.api.dependencies import Caller, Core
 from relax_server.api.errors import unknown
+from relax_server.api.keys import LOCAL
 from relax_server.api.wire import json_response, read_body, whole_trajectory
 
 router = APIRouter()
@@ -23,17 +23,16 @@ MEDIA_LIMIT = 120.0
 
 @router.get("/v1/trajectories/{id:path}")
 async def trajectory(core: Core, key: Caller, id: Annotated[str, Path(max_length=500)]) -> Response:
-    """One trajectory, with every token."""
-    try:
-        found = await core.ask(core.journal.trajectory, id)
-    except RelaxError as error:
-        raise unknown("trajectory", id, f": {error}") from error
-    return json_response(whole_trajectory(found))
+    """One trajectory, with every token: for the key that it was made for, and for those that administer."""
+    found = await core.ask(core.journal.owned_trajectory, id)
+    if found is None or not (found[1] == key.id or key is LOCAL or key.may("admin")):
+        raise unknown("trajectory", id)
+    return json_response(whole_trajectory(found[0]))
 
 
 @router.get("/v1/media/{sha256}")
 async def media(core: Core, key: Caller, sha256: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
-    """One media item; ranges can be asked for."""
+    """One media item, for every key that knows the hash of its bytes; ranges can be asked for."""
     ref = await core.media_ref(sha256)
     if ref is None:
         raise unknown("media", sha256)

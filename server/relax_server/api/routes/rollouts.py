@@ -50,4 +50,7 @@ async def cancel_rollout(rollouts: Rollouts, key: Caller, id: Id) -> Response:
 @router.get("/v1/rollouts/{id}/events")
 async def rollout_events(core: Core, rollouts: Rollouts, key: Caller, id: Id, request: Request) -> Response:
     """Follow by server-sent events: `queued`, `running`, `group` for each that is durable, `finished`."""
-    return follow(core.events, (await rollouts.get(id, key)).topic, request)
+    rollout = await rollouts.get(id, key)
+    ended = rollout.ended_at is not None
+    ending = {"state": rollout.state, "counts": rollout.counts, "error": rollout.error} if ended else None
+    return follow(core.events, rollout.topic, request, ending)

@@ -14,7 +14,7 @@ from relax_server.api.actions import take_step
 from relax_server.api.dependencies import Caller, Core, Hub, Session
 from relax_server.api.schemas import RewardBody, SessionBody, StepBody
 from relax_server.api.sessions import ExternalSession, Opening
-from relax_server.api.wire import follow, json_response, on_wire
+from relax_server.api.wire import finished, follow, json_response, on_wire
 
 router = APIRouter()
 
@@ -95,7 +95,8 @@ async def finish(session: Session) -> Response:
 @router.get("/v1/sessions/{id}/events")
 async def session_events(core: Core, session: Session, request: Request) -> Response:
     """Follow a session by server-sent events."""
-    return follow(core.events, session.topic, request)
+    done = session.saved.done() and session.saved.exception() is None
+    return follow(core.events, session.topic, request, finished(session.saved.result()) if done else None)
 
 
 def _session(session: ExternalSession) -> dict[str, Any]:
@@ -105,6 +106,7 @@ def _session(session: ExternalSession) -> dict[str, Any]:
         "env": episode.context.spec.id,
         "state": str(episode.state),
         "turns": len(episode.session.turns),
+        "calls": session.calls,
         "done": episode.session.done,
         "trajectory_id": session.trajectory_id,
         "error": str(episode.error) if episode.error is not None else None,

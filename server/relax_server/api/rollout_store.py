@@ -1,0 +1,178 @@
+"""Submitted rollouts in the journal's database, and which of its servers plays each.
+
+A server holds what it plays for a while and renews that. What nobody holds any more, because its server was killed or stopped,
+is free for the others; what a server held before it was started again is its own at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
+
+from relax_sdk.errors import JournalError
+from relax_server.journal.schema import rollouts, trajectories
+from relax_server.journal.sql import SqlJournal
+
+ACTIVE = ("queued", "running", "paused")
+HOLD_SECONDS, BEAT_SECONDS = 15.0, 5.0
+"""For how long a rollout is held without a word of its server, and between two of them. Servers' clocks may differ by less than
+the difference."""
+
+_r = rollouts.c
+
+
+@dataclass
+class Rollout:
+    """One submission."""
+
+    id: str
+    key: str
+    """Id of the key that submitted it."""
+    request: dict[str, Any]
+    state: str
+    """`queued`, `running`, `paused`, `completed`, `failed` or `cancelled`."""
+    counts: dict[str, int]
+    """`groups` in all, `done`, `unusable`, and `trajectories`."""
+    error: str | None
+    created_at: float
+    ended_at: float | None = None
+
+    @property
+    def topic(self) -> str:
+        """Of its events."""
+        return f"rollout/{self.id}"
+
+    @property
+    def active(self) -> bool:
+        """Whether it is not over."""
+        return self.state in ACTIVE
+
+
+class RolloutStore:
+    """The table of rollouts as one server sees it. Methods block for as long as the database takes, and raise `JournalError`.
+
+    Args:
+        journal: whose database it is.
+        server: this one's name.
+        model: that it plays with; rollouts that were begun with another model are left alone.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, journal: SqlJournal, server: str, model: str, clock: Callable[[], float] = time.time) -> None:
+        self._journal, self._server, self._model, self._clock = journal, server, model, clock
+
+    def insert(self, row: dict[str, Any]) -> tuple[Rollout, bool]:
+        """Add a rollout, held by this server; or find the one that the same key submitted under the same idempotency key.
+
+        Returns:
+            It, and whether it is new.
+        """
+        held = {"server": self._server, "model": self._model, "held_until": self._clock() + HOLD_SECONDS}
+        try:
+            with self._journal.writing("submit a rollout") as connection:
+                connection.execute(insert(rollouts).values(row | held))
+            return _rollout(row), True
+        except JournalError as error:
+            if not isinstance(error.__cause__, IntegrityError) or row["idempotency_key"] is None:
+                raise
+        with self._journal.reading("find a rollout by its idempotency key") as connection:
+            query = select(rollouts).where(_r.key == row["key"], _r.idempotency_key == row["idempotency_key"])
+            return _rollout(connection.execute(query).mappings().one()), False
+
+    def find(self, id: str) -> Rollout | None:
+        """A rollout as it was last written."""
+        with self._journal.reading(f"read rollout {id}") as connection:
+            row = connection.execute(select(rollouts).where(_r.id == id)).mappings().first()
+            return _rollout(row) if row is not None else None
+
+    def newest(self, key: str | None, limit: int) -> list[Rollout]:
+        """Rollouts of a key, or all, newest first."""
+        query = select(rollouts).order_by(_r.created_at.desc()).limit(limit)
+        if key is not None:
+            query = query.where(_r.key == key)
+        with self._journal.reading("list rollouts") as connection:
+            return [_rollout(row) for row in connection.execute(query).mappings()]
+
+    def durable(self, id: str, run: str) -> dict[str, tuple[int, list[dict[str, Any]]]]:
+        """Task index and trajectories, as told in events, of the groups in the journal."""
+        t = trajectories.c
+        query = select(t.group_id, t.task_index, t.id, t.status, t.reward, t.rewards, t.n_tokens).order_by(t.seq)
+        query = query.where(t.run == run, t.group_id.startswith(f"{id}/", autoescape=True))
+        found: dict[str, tuple[int, list[dict[str, Any]]]] = {}
+        with self._journal.reading(f"find the groups of rollout {id}") as connection:
+            for row in connection.execute(query).mappings():
+                rows = found.setdefault(row["group_id"], (row["task_index"], []))[1]
+                rows.append({name: row[name] for name in ("id", "status", "reward", "rewards", "n_tokens")})
+        return found
+
+    # -------------------------------------------------------------------------------------------------------- states
+
+    def save(self, rollout: Rollout) -> bool:
+        """Write the state of a rollout that this server holds; False: it is over already, or another server has it."""
+        mine = and_(_r.id == rollout.id, _r.server == self._server, _r.state.in_(ACTIVE))
+        with self._journal.writing(f"note the state of rollout {rollout.id}") as connection:
+            # Read here, where writers take turns, so that the newest state is also the last one written.
+            values = dict(state=rollout.state, counts=rollout.counts, error=rollout.error, ended_at=rollout.ended_at)
+            return connection.execute(update(rollouts).where(mine).values(values)).rowcount == 1
+
+    def switch(self, id: str, state: str) -> Rollout:
+        """Give a rollout another state whoever plays it, which that server will see; one that is over stays as it is."""
+        values: dict[str, Any] = {"state": state} | ({} if state in ACTIVE else {"ended_at": self._clock()})
+        with self._journal.writing(f"switch rollout {id}") as connection:
+            connection.execute(update(rollouts).where(_r.id == id, _r.state.in_(ACTIVE)).values(values))
+            return _rollout(connection.execute(select(rollouts).where(_r.id == id)).mappings().one())
+
+    # ------------------------------------------------------------------------------------------------- who plays what
+
+    def free(self, starting: bool = False) -> list[tuple[str, str, bool]]:
+        """Unfinished rollouts that nobody holds.
+
+        Args:
+            starting: this server's own are free too, as it was started just now.
+
+        Returns:
+            Id, environment, and whether it was this server's.
+        """
+        query = select(_r.id, _r.request, _r.server).where(self._is_free(starting)).order_by(_r.created_at)
+        with self._journal.reading("find unfinished rollouts") as connection:
+            return [(row.id, row.request["env"], row.server == self._server) for row in connection.execute(query)]
+
+    def take(self, ids: Sequence[str], starting: bool = False) -> list[Rollout]:
+        """Hold rollouts that are free; returns those that still were."""
+        with self._journal.writing("take rollouts") as connection:
+            query = select(rollouts).where(_r.id.in_(ids), self._is_free(starting))
+            found = [_rollout(row) for row in connection.execute(query).mappings()]
+            held = {"server": self._server, "model": self._model, "held_until": self._clock() + HOLD_SECONDS}
+            connection.execute(update(rollouts).where(_r.id.in_([rollout.id for rollout in found])).values(held))
+        return found
+
+    def renew(self, playing: Sequence[Rollout]) -> dict[str, str]:
+        """Hold on to rollouts, and write their counts; returns the states of those that this server still holds."""
+        until = self._clock() + HOLD_SECONDS
+        with self._journal.writing("hold on to rollouts") as connection:
+            for rollout in playing:
+                mine = and_(_r.id == rollout.id, _r.server == self._server, _r.state.in_(ACTIVE))
+                connection.execute(update(rollouts).where(mine).values(held_until=until, counts=rollout.counts))
+            query = select(_r.id, _r.state).where(_r.id.in_([rollout.id for rollout in playing]), _r.server == self._server)
+            return dict(connection.execute(query).tuples().all())
+
+    def release(self) -> None:
+        """Let other servers have what this one held."""
+        with self._journal.writing("let go of rollouts") as connection:
+            mine = and_(_r.server == self._server, _r.state.in_(ACTIVE))
+            connection.execute(update(rollouts).where(mine).values(held_until=None))
+
+    def _is_free(self, starting: bool) -> ColumnElement[bool]:
+        unheld = or_(_r.held_until.is_(None), _r.held_until < self._clock())
+        unheld = or_(unheld, _r.server == self._server) if starting else unheld
+        return and_(_r.state.in_(ACTIVE), unheld, or_(_r.model.is_(None), _r.model == self._model))
+
+
+def _rollout(row: Any) -> Rollout:
+    names = ("id", "key", "request", "state", "counts", "created_at")
+    return Rollout(**{name: row[name] for name in names}, error=row.get("error"), ended_at=row.get("ended_at"))

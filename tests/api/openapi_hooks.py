@@ -1,0 +1,70 @@
+"""What schemathesis is told about the service: keys, a session that is open, and how errors look. It loads this file itself.
+
+`FUZZ_RUN_KEY` and `FUZZ_ADMIN_KEY` are keys of the service; the second one is used for keys only, so that nobody pauses it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import requests
+import schemathesis
+
+LIMIT = 20.0
+"""Seconds."""
+MOST = {"n": 2, "group_size": 2, "max_new_tokens": 4}
+"""What a rollout may ask for, so that it is soon over."""
+_session: dict[str, str] = {}
+_rollout: dict[str, str] = {}
+
+
+def renew(url: str) -> None:
+    """Open a session in place of one that is over."""
+    headers = {"Authorization": f"Bearer {os.environ['FUZZ_RUN_KEY']}"}
+    body = {"env": "tone-v0", "sampling": {"max_new_tokens": 4}}
+    answer = requests.post(f"{url}/v1/sessions", json=body, headers=headers, timeout=LIMIT)
+    assert answer.status_code == 201, answer.text
+    _session["id"] = answer.json()["id"]
+
+
+@schemathesis.hook
+def before_call(context: Any, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
+    path = case.operation.path
+    key = os.environ["FUZZ_ADMIN_KEY" if path.startswith("/v1/keys") else "FUZZ_RUN_KEY"]
+    case.headers["Authorization"] = f"Bearer {key}"
+    if path.endswith("/events"):  # those of something open would not end
+        case.path_parameters["id"] = "unknown"
+    elif path.startswith("/v1/sessions/{id}"):
+        if not _session:
+            renew(case.operation.base_url.rstrip("/"))
+        case.path_parameters["id"] = _session["id"]
+    elif path.startswith("/v1/rollouts/{id}") and _rollout:
+        case.path_parameters["id"] = _rollout["id"]
+    elif path == "/v1/rollouts" and isinstance(case.body, dict):
+        if isinstance(case.body.get("env"), str) and case.body["env"]:
+            case.body["env"] = "tone-v0"
+            case.body.setdefault("n", 1)
+        for body in (case.body, case.body.get("sampling")):
+            for name, most in MOST.items():
+                if isinstance(body, dict) and type(body.get(name)) is int and body[name] > most:
+                    body[name] = most
+
+
+@schemathesis.hook
+def after_call(context: Any, case: schemathesis.Case, response: Any) -> None:
+    path = case.operation.path
+    ended = response.status_code < 400 and (path.endswith("/finish") or case.method.upper() == "DELETE")
+    if path.startswith("/v1/sessions/{id}") and (ended or b'"episode_over"' in response.content):
+        _session.clear()
+    if path == "/v1/rollouts" and case.method.upper() == "POST" and response.status_code < 300:
+        _rollout["id"] = response.json()["id"]
+
+
+@schemathesis.check
+def errors_have_openai_s_shape(ctx: Any, response: Any, case: schemathesis.Case) -> None:
+    if response.status_code < 400 or case.method.upper() == "HEAD":
+        return
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}, error
+    assert isinstance(error["message"], str) and error["message"] and error["type"] and error["code"], error

@@ -1,0 +1,61 @@
+"""Requests made from the published OpenAPI, right and wrong ones, are answered in time, without a 5xx and in OpenAI's shape.
+
+Schemathesis runs as a process of its own, with the same seed each time: the edges of every field, and random requests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openapi_hooks import LIMIT
+from relax_server.api.keys import KeyRing
+from relax_server.journal.sql import SqlJournal
+from service_process import Service, start
+
+HELLO = [{"role": "user", "content": "hello"}]
+EXAMPLES = 12
+"""Random requests for each operation."""
+CHECKS = "not_a_server_error,errors_have_openai_s_shape"
+
+
+@pytest.fixture
+def fuzzed(tmp_path: Path, service: Service) -> Iterator[Service]:
+    """A service with an administrator's key."""
+    journal = SqlJournal(tmp_path / "journal.db")
+    admin, _ = KeyRing(journal).create("root", ["admin"])
+    journal.close()
+    with service.client() as client:
+        engine = client.get("/v1/models").json()["engines"][0]["url"]
+    it = start(tmp_path, "--engine", engine, "--drain-seconds", "0", key=admin)
+    yield it
+    it.stop()
+
+
+def test_whatever_is_sent_is_answered(fuzzed: Service) -> None:
+    with fuzzed.client() as client:
+        key = client.post("/v1/keys", json={"name": "anybody", "episodes": 100_000, "tokens_per_minute": 1 << 40}).json()
+        operations = sum(len(methods) for methods in client.get("/openapi.json").json()["paths"].values())
+    hooks = Path(__file__).with_name("openapi_hooks.py")
+    more = {"FUZZ_RUN_KEY": key["secret"], "FUZZ_ADMIN_KEY": fuzzed.key, "SCHEMATHESIS_HOOKS": str(hooks)}
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{fuzzed.url}/openapi.json", "--checks", CHECKS]
+    command += ["--phases", "examples,coverage,fuzzing", "--max-examples", str(EXAMPLES), "--seed", "1"]
+    command += ["--request-timeout", str(LIMIT), "--continue-on-failure", "--suppress-health-check", "all", "--no-color"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=os.environ | more, cwd=fuzzed.folder)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
+    tested = re.search(r"(\d+) selected / (\d+) total", done.stdout)
+    assert tested is not None and int(tested[1]) == int(tested[2]) == operations, done.stdout[-4000:]
+
+    with fuzzed.client(key["secret"]) as client:  # and it is well afterwards
+        assert client.get("/healthz").json() == {"status": "ok"}
+        session = client.post("/v1/sessions", json={"sampling": {"max_new_tokens": 1}}).json()
+        answer = client.post(f"{session['base_url']}/chat/completions", json={"messages": HELLO})
+        assert answer.status_code == 200, answer.text
+        assert client.post(f"/v1/sessions/{session['id']}/finish").json()["status"] == "completed"
+    log = (fuzzed.folder / "serve.log").read_text()
+    assert "Traceback" not in log, log[-4000:]
