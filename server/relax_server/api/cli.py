@@ -26,6 +26,9 @@ def serve(
     port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8000,
     folder: Folder = FOLDER,
     engine: Annotated[list[str] | None, typer.Option(help="URL of an engine that runs; may be repeated.")] = None,
+    media_paths: Annotated[
+        bool, typer.Option(help="The engines can read FOLDER/media: send them paths, not bytes with every call.")
+    ] = False,
     journal: Annotated[str | None, typer.Option(help="Database URL; default: a file in the folder.")] = None,
     threads: Annotated[int, typer.Option(help="Of the engine that is started.")] = 1,
 ) -> None:
@@ -34,7 +37,14 @@ def serve(
     from relax_server.api.settings import ServiceConfig
 
     config = ServiceConfig(
-        folder, model=model, engines=tuple(engine or ()), host=host, port=port, journal=journal, threads=threads
+        folder,
+        model=model,
+        engines=tuple(engine or ()),
+        media_paths=media_paths,
+        host=host,
+        port=port,
+        journal=journal,
+        threads=threads,
     )
     run(config)
 

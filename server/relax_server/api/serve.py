@@ -50,7 +50,8 @@ async def _serve(config: ServiceConfig) -> None:
         process = EngineProcess(path, folder / "logs" / "engine.log", media_root=folder / "media", threads=config.threads)
         await process.start()
     urls = config.engines if process is None else (process.url,)
-    engines: list[Engine] = [CoalescingEngine(HttpEngine(url, inline_media=process is None)) for url in urls]
+    inline = process is None and not config.media_paths
+    engines: list[Engine] = [CoalescingEngine(HttpEngine(url, inline_media=inline)) for url in urls]
     try:
         for engine in engines:
             if not await engine.health():
