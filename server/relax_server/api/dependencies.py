@@ -14,15 +14,18 @@ from relax_server.api.rollouts import RolloutHub
 from relax_server.api.sessions import ExternalSession, SessionHub
 
 
-def _core(request: Request) -> ServiceCore:
+# Coroutines all of them: FastAPI calls a plain function in a thread.
+
+
+async def _core(request: Request) -> ServiceCore:
     return request.app.state.core
 
 
-def _hub(request: Request) -> SessionHub:
+async def _hub(request: Request) -> SessionHub:
     return request.app.state.hub
 
 
-def _rollouts(request: Request) -> RolloutHub:
+async def _rollouts(request: Request) -> RolloutHub:
     return request.app.state.rollouts
 
 
