@@ -9,6 +9,7 @@ import socket
 import sys
 
 import uvicorn
+import uvloop
 
 from relax_sdk.errors import ConfigError, EngineUnavailable
 from relax_server.api.app import make_app
@@ -36,7 +37,8 @@ def serve(config: ServiceConfig) -> None:
         EngineUnavailable: the engine does not start, or an engine that was named does not answer.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
-    asyncio.run(_serve(config))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config))
 
 
 async def _serve(config: ServiceConfig) -> None:
