@@ -117,9 +117,9 @@ async def exchange(socket: aiohttp.ClientWebSocketResponse, body: dict[str, Any]
     return orjson.loads(message.data)
 
 
-async def play(session: Session, env: str) -> None:
-    """One episode of an environment, from opening to a durable trajectory."""
-    messages = await session.open(env=env)
+async def play(session: Session, env: str, task: int) -> None:
+    """One episode of an environment's task, from opening to a durable trajectory."""
+    messages = await session.open(env=env, task_index=task)
     while True:
         action = await session.chat(messages)
         outcome = await session.step(action)

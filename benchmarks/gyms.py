@@ -33,13 +33,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ LEAST = 4
 PEERS = Path(__file__).parent / "peers"
 LIMIT = 600.0
 """Seconds for a measurement."""
+NUMBERS = itertools.count()
+"""Of tasks: every episode of ours has a question of its own, so that no prompt was rendered before."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Figures:
     """Of the client that plays, where there is one."""
 
 
-Measure = Callable[[int, int], Awaitable[Figures]]
+Measure = Callable[[int, int], Coroutine[Any, Any, Figures]]
 """Plays so many episodes of so many turns."""
 
 
@@ -123,7 +126,8 @@ def our_rollouts(server: Server) -> Measure:
     """The service plays by itself."""
 
     async def submit(http: aiohttp.ClientSession, turns: int, episodes: int) -> None:
-        body = {"env": f"bench-{turns}", "n": episodes, "sampling": {"max_new_tokens": TOKENS}}
+        tasks = list(itertools.islice(NUMBERS, episodes))
+        body = {"env": f"bench-{turns}", "tasks": tasks, "sampling": {"max_new_tokens": TOKENS}}
         rollout = await ask(http, "POST", f"{server.url}/v1/rollouts", body)
         while rollout["state"] in ("queued", "running"):
             await asyncio.sleep(0.02)
@@ -146,7 +150,7 @@ def our_sessions(server: Server, kind: type[Session]) -> Measure:
 
     async def measure(turns: int, episodes: int) -> Figures:
         async with client() as http:
-            return await played(server, lambda number: play(kind(http, server.url), f"bench-{turns}"), episodes)
+            return await played(server, lambda _: play(kind(http, server.url), f"bench-{turns}", next(NUMBERS)), episodes)
 
     return measure
 

@@ -9,7 +9,8 @@ is a fake one that answers at once; it is told where media lie, as an engine on 
 
 Bytes on disk are the service's media folder's, beside those of all different items that were shown. Bytes from and to the
 agent are bodies of requests and answers, bytes to the engine what it counted, all per turn. CPU is of the service's process,
-decoding and features of each different item included; memory is the most that it ever had, and what was there before.
+decoding and features of each different item included; memory is the most that it ever had, and what was there before and
+after.
 The client makes its data URIs beforehand; it and the engine share the machine's cores.
 """
 
@@ -144,6 +145,7 @@ async def measure(case: Case, server: Server, engine: str, folder: Path, session
         "CPU ms a turn": 1e3 * cpu / turns,
         "server MB before": empty,
         "server MB": server.peak,
+        "after": server.rss,
     }
 
 

@@ -30,7 +30,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.agents import Session, SocketSession, client
-from benchmarks.gyms import openenv, openenv_ask
+from benchmarks.gyms import NUMBERS, openenv, openenv_ask
 from benchmarks.processes import Server, module, said, started
 from benchmarks.report import save
 from benchmarks.service import service
@@ -78,7 +78,7 @@ def ours(server: Server, kind: type[Session]) -> One:
 
     async def one(http: aiohttp.ClientSession, opened: Callable[[], Awaitable[None]], seen: Seen) -> None:
         session = kind(http, server.url)
-        action = await session.chat(await session.open(env="bench-waits"))
+        action = await session.chat(await session.open(env="bench-waits", task_index=next(NUMBERS)))
         await opened()
         began = time.perf_counter()
         outcome = await session.step(action)
@@ -186,6 +186,7 @@ def main() -> None:
                                 server = stack.enter_context(service(engine.url, folder))
                                 one = ours(server, kind)
                             else:
+                                assert args.python is not None
                                 server = stack.enter_context(openenv(args.python, root, "wait", 1, sessions))
                                 one = theirs(server)
                             found = asyncio.run(measure(one, server, sessions, way))

@@ -1,4 +1,7 @@
-"""What route functions are given: the service's parts, the caller, and the session in the path."""
+"""What route functions are given: the service's parts, the caller, and the session in the path.
+
+All are coroutines, as FastAPI calls a plain function in a thread.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,6 @@ from relax_server.api.core import ServiceCore
 from relax_server.api.keys import Key
 from relax_server.api.rollouts import RolloutHub
 from relax_server.api.sessions import ExternalSession, SessionHub
-
-
-# Coroutines all of them: FastAPI calls a plain function in a thread.
 
 
 async def _core(request: Request) -> ServiceCore:
