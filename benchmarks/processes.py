@@ -101,6 +101,7 @@ def started(command: Sequence[str], ready: Ready, log: Path, cwd: Path | None = 
     Raises:
         RuntimeError: it ended, or was not ready in time; the message ends with its output.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by itself it would leave the server behind
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, cwd=cwd, env=os.environ | more, start_new_session=True)
     try:
