@@ -53,5 +53,12 @@ service-chaos: $(STAMP)
 	@$@/bin/pip install --progress-bar off -q --no-deps sglang==0.5.23 torchvision==0.28.0 triton==3.6.0
 	@$@/bin/pip install --progress-bar off -q -r $< && touch $@
 
+.venv-peers: benchmarks/peers/gyms.txt benchmarks/peers/verifiers.txt
+	@echo "==> OpenEnv, agentlightning and verifiers into $@ (about 1 GB)"
+	@$(PYTHON) -m venv $@ && $@/bin/pip install --progress-bar off -q -r $<
+	@$@/bin/pip install --progress-bar off -q --no-deps --ignore-requires-python agentlightning==1.0.2
+	@$(PYTHON) -m venv $@/verifiers && $@/verifiers/bin/pip install --progress-bar off -q -r benchmarks/peers/verifiers.txt
+	@touch $@
+
 clean:
 	rm -rf $(VENV) build dist

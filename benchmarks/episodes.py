@@ -27,43 +27,10 @@ from relax_server.rollout import EnginePool, RolloutWorker
 from relax_server.rollout.threads import CallThreads
 
 import relax_sdk as relax
+from benchmarks.envs import Echo, EchoAsync, EchoInThreads
 from benchmarks.report import save
 from relax_sdk import EnvSpec, Image, MediaStore, RolloutConfig, RunConfig
 from tests.scripted_engine import ScriptedEngine
-
-
-class Echo(relax.Env):
-    """Text, `turns` turns, plain methods that are quick."""
-
-    blocking = False
-
-    def __init__(self, turns: int = 1) -> None:
-        self.turns, self.turn = turns, 0
-
-    def reset(self, *, seed=None, options=None):  # type: ignore[override]
-        super().reset(seed=seed)
-        return f"question {options['task']['index']}: which letter?", {}  # type: ignore[index]
-
-    def step(self, action):  # type: ignore[override]
-        self.turn += 1
-        over = self.turn == self.turns
-        return None if over else f"wrong, try again ({self.turn})", float(action.text == "A"), over, False, {}
-
-
-class EchoInThreads(Echo):
-    """The same, called in threads."""
-
-    blocking = True
-
-
-class EchoAsync(Echo):
-    """The same with coroutines."""
-
-    async def reset(self, *, seed=None, options=None):  # type: ignore[override]
-        return super().reset(seed=seed, options=options)
-
-    async def step(self, action):  # type: ignore[override]
-        return super().step(action)
 
 
 class Shows(Echo):

@@ -1,11 +1,17 @@
 """What recording a model call costs: the rollout service between agents and an engine that answers at once.
 
-    python -m benchmarks.gateway [--calls 2000] [--times 3]
+    python -m benchmarks.gateway [--calls 2000] [--times 3] [--agentlightning .venv-peers/bin/python]
 
-The engine is a fake one, an aiohttp server that answers SGLang's `/generate` without a model (`fake_engine`), so that all
-that is measured is HTTP, rendering, recording and events. Direct: the client calls it itself, with token ids. Through the
-service: the OpenAI chat route of sessions, a session for each caller, every call a new question. CPU is of the service's
-process alone; *added* is the difference of the medians. The client is aiohttp, on the same cores.
+The engine is a fake one, an aiohttp server that answers without a model (`fake_engine`), so that all that is measured is
+HTTP, rendering, recording and events. Direct: the client calls it itself, with token ids. Through the service: the OpenAI
+chat route of sessions, a session for each caller, every call a new question. CPU is of the service's process alone; *added*
+is the difference of the medians, above one caller mostly the wait for each other. The client is aiohttp, on the same cores.
+
+With `--agentlightning` (`make .venv-peers`) the gateway of agentlightning 1.0.2 takes turns with it, between the same client
+and the same engine, whose OpenAI route it speaks; a rollout for each caller. It is started as its documentation says, with
+default settings and no key. It keeps requests and answers as they are in memory; the service renders the conversation into
+tokens, checks and keeps them with their logprobs, writes an event for each call to disk, and makes the trajectory durable
+when the session is finished, which is not timed here.
 """
 
 from __future__ import annotations
@@ -14,44 +20,41 @@ import argparse
 import asyncio
 import contextlib
 import os
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 
+from benchmarks.agents import TOKENS, Session, ask, client
+from benchmarks.processes import Server, answers, free_port, module, said, started
 from benchmarks.report import save
+from benchmarks.service import service
 
 CONCURRENT = (1, 16, 64, 256)
-LIMIT = 120.0
-"""Seconds for a start, or for a measurement's slowest call."""
+MODEL = "fake"
+RELAX, LIGHTNING = "relax", "agentlightning 1.0.2"
 
 Call = Callable[[int, int], Awaitable[None]]
 """Makes one call, given the caller's number and the call's."""
+Calls = Callable[[aiohttp.ClientSession, int], AbstractAsyncContextManager[Call]]
+"""Calls for so many callers."""
 
 
-@contextlib.contextmanager
-def process(*arguments: str, ready: str, log: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """A Python process, its URL and itself, once it has said `ready` and the URL."""
-    with log.open("wb") as file:
-        started = subprocess.Popen([sys.executable, "-m", *arguments], stdout=file, stderr=file)
-    try:
-        end = time.monotonic() + LIMIT
-        while ready not in log.read_text(errors="replace"):
-            if started.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{arguments[0]} did not start: {log.read_text(errors='replace')[-2000:]}")
-            time.sleep(0.05)
-        yield log.read_text().split(ready)[1].split()[0], psutil.Process(started.pid)
-    finally:
-        started.send_signal(signal.SIGTERM)
-        started.wait(LIMIT)
+@dataclass(frozen=True)
+class Gateway:
+    """Something that records model calls."""
+
+    name: str
+    server: Server
+    direct: Calls
+    """The engine itself, as it asks it."""
+    through: Calls
 
 
 async def measure(call: Call, concurrent: int, calls: int) -> tuple[float, list[float]]:
@@ -69,53 +72,101 @@ async def measure(call: Call, concurrent: int, calls: int) -> tuple[float, list[
     return len(seconds) / (time.perf_counter() - began), seconds
 
 
-@contextlib.asynccontextmanager
-async def direct(http: aiohttp.ClientSession, engine: str) -> AsyncIterator[Call]:
-    """Calls of the engine itself."""
-
-    async def call(number: int, i: int) -> None:
-        body = {"input_ids": list(range(20, 60)), "sampling_params": {"max_new_tokens": 8}, "return_logprob": True}
-        async with http.post(f"{engine}/generate", json=body) as answer:
-            answer.raise_for_status()
-            await answer.read()
-
-    yield call
+def question(number: int, i: int) -> dict[str, Any]:
+    """The body of a chat request."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": f"what is {i} plus {number}?"}]}
 
 
-@contextlib.asynccontextmanager
-async def through(http: aiohttp.ClientSession, service: str, concurrent: int) -> AsyncIterator[Call]:
-    """Calls of sessions, one for each caller."""
-    opened = []
-    for _ in range(concurrent):
-        body = {"limits": {"max_turns": 100_000}, "sampling": {"max_new_tokens": 8}}
-        async with http.post(f"{service}/v1/sessions", json=body) as answer:
-            answer.raise_for_status()
-            opened.append(await answer.json())
+def posts(url: str, body: Callable[[int, int], dict[str, Any]]) -> Calls:
+    """The same URL for all callers."""
 
-    async def call(number: int, i: int) -> None:
-        body = {"model": "policy", "messages": [{"role": "user", "content": f"what is {i} plus {number}?"}]}
-        async with http.post(f"{opened[number]['base_url']}/chat/completions", json=body) as answer:
-            answer.raise_for_status()
-            await answer.read()
+    @contextlib.asynccontextmanager
+    async def calls(http: aiohttp.ClientSession, concurrent: int) -> AsyncIterator[Call]:
+        async def call(number: int, i: int) -> None:
+            await ask(http, "POST", url, body(number, i))
 
-    yield call
-    for session in opened:
-        async with http.post(f"{service}/v1/sessions/{session['id']}/finish") as answer:
-            answer.raise_for_status()
+        yield call
+
+    return calls
 
 
-async def once(engine: str, service: str, server: psutil.Process, concurrent: int, calls: int) -> dict[str, float]:
+@contextlib.contextmanager
+def relax(engine: str, folder: Path) -> Iterator[Gateway]:
+    """Our service."""
+
+    def tokens(number: int, i: int) -> dict[str, Any]:
+        return {"input_ids": list(range(20, 60)), "sampling_params": {"max_new_tokens": TOKENS}, "return_logprob": True}
+
+    with service(engine, folder) as server:
+
+        @contextlib.asynccontextmanager
+        async def sessions(http: aiohttp.ClientSession, concurrent: int) -> AsyncIterator[Call]:
+            opened = [Session(http, server.url) for _ in range(concurrent)]
+            for session in opened:
+                await session.open(limits={"max_turns": 100_000})
+
+            async def call(number: int, i: int) -> None:
+                await ask(http, "POST", f"{opened[number].url}/openai/v1/chat/completions", question(number, i))
+
+            yield call
+            for session in opened:
+                await session.finish()
+
+        yield Gateway(RELAX, server, posts(f"{engine}/generate", tokens), sessions)
+
+
+@contextlib.contextmanager
+def agentlightning(python: Path, engine: str, folder: Path) -> Iterator[Gateway]:
+    """The gateway of agentlightning.
+
+    Args:
+        python: of an environment that has it.
+        engine: URL.
+        folder: for its log.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    command = [str(python.absolute()), "-m", "agentlightning.server", "host=127.0.0.1", f"port={port}"]
+    command.append(f"default_proxy.model_name={MODEL}")
+    ready = answers(f"http://127.0.0.1:{port}", "/healthz")
+    with started(command, ready, folder / "agentlightning.log", cwd=folder, AGL_KEY="") as server:
+        asyncio.run(_register(server.url, engine))
+
+        @contextlib.asynccontextmanager
+        async def rollouts(http: aiohttp.ClientSession, concurrent: int) -> AsyncIterator[Call]:
+            wanted = [{"input": {"number": i}, "is_train": True} for i in range(concurrent)]
+            made = await ask(http, "POST", f"{server.url}/api/rollouts", wanted)
+            urls = [lightning_url(server.url, rollout["rollout_id"]) for rollout in made]
+
+            async def call(number: int, i: int) -> None:
+                await ask(http, "POST", f"{urls[number]}/chat/completions", question(number, i))
+
+            yield call
+
+        yield Gateway(LIGHTNING, server, posts(f"{engine}/v1/chat/completions", question), rollouts)
+
+
+async def _register(server: str, engine: str) -> None:
+    async with client() as http:
+        await ask(http, "POST", f"{server}/api/models", [{"model": MODEL, "endpoint": f"{engine}/v1", "version": 0}])
+
+
+def lightning_url(server: str, rollout: str) -> str:
+    """The OpenAI base URL of a rollout of agentlightning."""
+    return f"{server}/proxy/rollout/{rollout}/attempt/0/mode/train/openai/v1"
+
+
+async def once(gateway: Gateway, concurrent: int, calls: int) -> dict[str, float]:
     """Both ways with so many callers."""
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(LIMIT)) as http:
-        async with direct(http, engine) as call:
+    async with client() as http:
+        async with gateway.direct(http, concurrent) as call:
             await measure(call, concurrent, concurrent)
             rate, plain = await measure(call, concurrent, calls)
-        async with through(http, service, concurrent) as call:
+        async with gateway.through(http, concurrent) as call:
             await measure(call, concurrent, concurrent)
-            before = sum(server.cpu_times()[:2])
+            before = gateway.server.cpu
             recorded, seconds = await measure(call, concurrent, calls)
-            cpu = sum(server.cpu_times()[:2]) - before
+            cpu = gateway.server.cpu - before
     cut = statistics.quantiles
     return {
         "direct calls/s": rate,
@@ -125,32 +176,46 @@ async def once(engine: str, service: str, server: psutil.Process, concurrent: in
         "p99 ms": 1e3 * cut(seconds, n=100)[98],
         "added p50 ms": 1e3 * (statistics.median(seconds) - statistics.median(plain)),
         "added p99 ms": 1e3 * (cut(seconds, n=100)[98] - cut(plain, n=100)[98]),
-        "RSS MB": server.memory_info().rss / 2**20,
+        "peak MB": gateway.server.peak,
     }
+
+
+def table(seen: dict[tuple[int, str], list[dict[str, float]]]) -> list[dict[str, Any]]:
+    """Medians, and how many times as fast the service is as each gateway."""
+    middle = {key: {name: statistics.median(run[name] for run in runs) for name in runs[0]} for key, runs in seen.items()}
+    rows: list[dict[str, Any]] = []
+    for (concurrent, name), figures in middle.items():
+        own = middle[concurrent, RELAX]
+        row: dict[str, Any] = {"callers": concurrent, "gateway": name} | figures
+        row["relax: times the calls/s"] = own["recorded calls/s"] / figures["recorded calls/s"]
+        rows.append(row | {"times its CPU": figures["CPU ms per call"] / own["CPU ms per call"]})
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--callers", type=int, nargs="+", default=list(CONCURRENT))
+    parser.add_argument("--agentlightning", type=Path, help="Python of an environment with it: make .venv-peers")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as temporary:
+    seen: dict[tuple[int, str], list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         root = Path(temporary)
-        with process("benchmarks.fake_engine", ready="engine at ", log=root / "engine.log") as (engine, _):
-            serve = ("relax_sdk.cli", "serve", "--port", "0", "--folder", str(root / "service"), "--engine", engine)
-            with process(*serve, ready="ready at ", log=root / "serve.log") as (service, server):
-                seen: dict[int, list[dict[str, float]]] = {}
-                for time_ in range(args.times):
-                    for concurrent in CONCURRENT:
-                        seen.setdefault(concurrent, []).append(
-                            asyncio.run(once(engine, service, server, concurrent, args.calls))
-                        )
-                    print(f"repetition {time_ + 1} of {args.times} done", flush=True)
-    for concurrent, runs in seen.items():
-        rows.append({"callers": concurrent} | {name: statistics.median(run[name] for run in runs) for name in runs[0]})
-    save("gateway", rows, bars={"CPU ms per call": 0.6})
+        fake = started(module("benchmarks.fake_engine"), said("engine at "), root / "engine.log")
+        engine = stack.enter_context(fake).url
+        gateways = [stack.enter_context(relax(engine, root / "service"))]
+        if args.agentlightning is not None:
+            gateways.append(stack.enter_context(agentlightning(args.agentlightning, engine, root / "agentlightning")))
+        for repetition in range(args.times):
+            for concurrent in args.callers:
+                for gateway in gateways:
+                    figures = asyncio.run(once(gateway, concurrent, args.calls))
+                    seen.setdefault((concurrent, gateway.name), []).append(figures)
+            print(f"repetition {repetition + 1} of {args.times} done", flush=True)
+    bars = {"CPU ms per call": "0.6", "relax: times the calls/s of agentlightning": "5, with 64 callers"}
+    save("gateway", table(seen), bars=bars, engine="fake", calls=args.calls, times=args.times)
 
 
 if __name__ == "__main__":

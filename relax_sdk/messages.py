@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from relax_sdk.errors import EnvError, MediaError
 from relax_sdk.media import PARTS, Audio, Image, Media, MediaRef, Video, from_ref
@@ -57,6 +57,12 @@ class Message:
     def media(self) -> tuple[Media, ...]:
         """All parts that are not text, in order."""
         return tuple(part for part in self.content if isinstance(part, Media))
+
+    def map_media(self, change: Callable[[Media], Media]) -> Self:
+        """The message with something else in place of each media part."""
+        if not self.media:
+            return self
+        return replace(self, content=tuple(change(part) if isinstance(part, Media) else part for part in self.content))
 
     def to_openai(self, media: MediaForm | None = None) -> dict[str, Any]:
         """The message as an OpenAI chat dictionary.

@@ -194,3 +194,22 @@ async def test_media_that_the_class_did_not_announce_are_an_error_of_the_episode
     trajectory = (await made.group()).trajectories[0]
     assert trajectory.status is Status.FAILED and "takes text only, not ['image']" in trajectory.error
     await old.close()
+
+
+async def test_a_conversation_that_is_kept_holds_no_bytes_and_can_be_looked_at(bench):
+    seen = []
+
+    async def agent(session):
+        seen.extend(await session.reset())
+        outcome = await session.step(await session.generate(seen))
+        seen.extend(outcome.observation)
+        await session.step(await session.generate(seen))
+
+    show = [lambda: [Image.from_array(PIXELS), "what?"], lambda: Audio.from_array(WAVE)]
+    made = bench(Shows, kwargs={"show": show})
+    made.worker.context.agent = agent
+    trajectory = (await made.group()).trajectories[0]
+    assert trajectory.status is Status.COMPLETED, trajectory.error
+    image, audio = (item for message in seen for item in message.media)
+    assert image._data is None and image.bytes() == Image.from_array(PIXELS).bytes()
+    assert audio._data is None and audio.bytes() == Audio.from_array(WAVE).bytes()

@@ -26,6 +26,9 @@ def serve(
     port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8000,
     folder: Folder = FOLDER,
     engine: Annotated[list[str] | None, typer.Option(help="URL of an engine that runs; may be repeated.")] = None,
+    media_paths: Annotated[
+        bool, typer.Option(help="The engines can read FOLDER/media: send them paths, not bytes with every call.")
+    ] = False,
     journal: Annotated[str | None, typer.Option(help="Database URL; default: a file in the folder.")] = None,
     threads: Annotated[int, typer.Option(help="Of the engine that is started.")] = 1,
     drain_seconds: Annotated[float, typer.Option(help="For what is under way when it is told to end.")] = 10.0,
@@ -43,6 +46,7 @@ def serve(
         folder,
         model=model,
         engines=tuple(engine or ()),
+        media_paths=media_paths,
         host=host,
         port=port,
         journal=journal,

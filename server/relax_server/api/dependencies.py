@@ -1,4 +1,7 @@
-"""What route functions are given: the service's parts, the caller, and the session in the path."""
+"""What route functions are given: the service's parts, the caller, and the session in the path.
+
+All are coroutines, as FastAPI calls a plain function in a thread.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import signal
 import socket
 
 import uvicorn
+import uvloop
 
 from relax_sdk.errors import ConfigError, EngineUnavailable
 from relax_server.api.app import make_app
@@ -45,7 +46,8 @@ def serve(config: ServiceConfig) -> None:
         EngineUnavailable: the engine does not start, or an engine that was named does not answer.
     """
     log_to_stderr(config.log_format, config.log_level)
-    asyncio.run(_serve(config))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config))
 
 
 async def _serve(config: ServiceConfig) -> None:
@@ -59,7 +61,8 @@ async def _serve(config: ServiceConfig) -> None:
         process = EngineProcess(path, folder / "logs" / "engine.log", media_root=folder / "media", threads=config.threads)
         await process.start()
     urls = config.engines if process is None else (process.url,)
-    engines: list[Engine] = [CoalescingEngine(HttpEngine(url, inline_media=process is None)) for url in urls]
+    inline = process is None and not config.media_paths
+    engines: list[Engine] = [CoalescingEngine(HttpEngine(url, inline_media=inline)) for url in urls]
     try:
         for engine in engines:
             if not await engine.health():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -232,6 +233,8 @@ class SessionHub:
         self._open: dict[str, ExternalSession] = {}
         """And those that ended last."""
         self._by_secret: dict[str, str] = {}
+        self._ended: deque[str] = deque()
+        """Those whose outcome is remembered, the first to end first."""
 
     async def open(self, opening: Opening, key: Key) -> tuple[ExternalSession, str, list[Message]]:
         """Open a session.
@@ -270,7 +273,7 @@ class SessionHub:
         session = ExternalSession(core, id, key, opening, task, secret)
         self._open[id] = session
         self._by_secret[digest(secret)] = id
-        self._forget()
+        session.saved.add_done_callback(lambda _: self._remember(id))
         add_ids(**session.log_ids)
         try:
             messages = await session.start()
@@ -326,11 +329,12 @@ class SessionHub:
         if pending:
             await asyncio.wait(pending, timeout=10.0)
 
-    def _forget(self) -> None:
-        if len(self._open) > KEPT:
-            for id in [id for id, session in self._open.items() if session.saved.done()][: len(self._open) - KEPT]:
-                session = self._open.pop(id)
-                self._by_secret.pop(session.secret, None)
+    def _remember(self, id: str) -> None:
+        """Keep the outcome of a session that has ended, and forget the oldest one if there are too many."""
+        self._ended.append(id)
+        if len(self._ended) > KEPT:
+            session = self._open.pop(self._ended.popleft())
+            self._by_secret.pop(session.secret, None)
 
 
 def _looked_at(future: asyncio.Future[Any]) -> None:

@@ -104,7 +104,7 @@ class EpisodeSession:
             result = await self._begin()
             messages, info = check_reset(result, self.context.observes)
             self.outcome = StepOutcome(info=info)
-            await self._take_media(messages)
+            messages = await self._stored(messages)
             prompt = self._environment.system_prompt
             if prompt is not None:
                 messages.insert(0, Message("system", (Text(prompt),)))
@@ -147,7 +147,7 @@ class EpisodeSession:
             raise self._end(f"the episode has reached max_turns = {config.max_turns}")
         started = time.monotonic()
         try:
-            plan = recorder.plan(messages, options.tools, options.tools_key)
+            plan = recorder.plan(await self._stored(messages), options.tools, options.tools_key)
             prepared = await self._take(plan.new_media)
             prompt = recorder.prompt(plan, [item.features for item in prepared if item.features is not None])
             room = config.max_tokens - len(prompt.expanded)
@@ -296,7 +296,7 @@ class EpisodeSession:
         started = time.monotonic()
         try:
             outcome = await act()
-            await self._take_media(outcome.observation)
+            outcome = replace(outcome, observation=await self._stored(outcome.observation))
         except BaseException as error:
             raise self._fail(stage, error) from error
         finally:
@@ -315,8 +315,11 @@ class EpisodeSession:
         self._media.update((item.ref.sha256, item) for item in prepared)
         return prepared
 
-    async def _take_media(self, messages: Sequence[Message]) -> None:
+    async def _stored(self, messages: Sequence[Message]) -> list[Message]:
+        """The same messages once their media are in the store, from where their bytes are read when they are wanted: a history
+        that is kept, and sent again with every call, holds none."""
         await self._take([item for message in messages for item in message.media])
+        return [message.map_media(lambda item: self.context.intake.store.load(item.ref)) for message in messages]
 
     # ------------------------------------------------------------------------------------------------------- policy
 
