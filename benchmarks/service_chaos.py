@@ -30,7 +30,7 @@ import httpx
 from relax_server.journal import open_journal
 
 import relax_sdk as relax
-from benchmarks.gateway import process
+from benchmarks.processes import module, said, started
 from benchmarks.report import save
 from relax_sdk.errors import JournalError, ServiceError, ServiceUnavailable
 
@@ -218,8 +218,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         slow = ("benchmarks.fake_engine", "--delay", "0.05")
-        with process(*slow, ready="engine at ", log=root / "engine.log") as (engine, _):
-            server = Server(root / "service", engine)
+        with started(module(*slow), said("engine at "), root / "engine.log") as fake:
+            server = Server(root / "service", fake.url)
             try:
                 load, seconds = asyncio.run(under_load(server, args.times, random.Random(args.seed)))
             finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
 import threading
 from types import TracebackType
@@ -23,6 +24,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds before connecting again; doubled each time."""
 GIVE_UP_SECONDS = 600.0
 """Without a connection, after which the hosting ends."""
+LEAVE_SECONDS = 2.0
+"""To take leave of the service."""
 MAX_MESSAGE = 256 << 20
 """Bytes."""
 
@@ -66,8 +69,10 @@ class Hosting:
 
     def close(self) -> None:
         """End it; the service is told, and its episodes there fail."""
-        if self._loop is not None and self._task is not None and not self._done.done():
-            self._loop.call_soon_threadsafe(self._task.cancel)
+        loop = self._loop
+        if loop is not None and not self._done.done():
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(lambda: setattr(self, "_leaving", loop.create_task(self._leave())))
         self._thread.join(10.0)
 
     def __enter__(self) -> Self:
@@ -77,6 +82,14 @@ class Hosting:
         self.close()
 
     # ---------------------------------------------------------------------------------------------------- its thread
+
+    async def _leave(self) -> None:
+        """Say goodbye, so that nobody waits for this host to come back."""
+        if self._socket is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._socket.close(), LEAVE_SECONDS)
+        if self._task is not None:
+            self._task.cancel()
 
     def _run(self) -> None:
         async def main() -> None:

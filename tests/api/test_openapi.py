@@ -1,6 +1,7 @@
 """Requests made from the published OpenAPI, right and wrong ones, are answered in time, without a 5xx and in OpenAI's shape.
 
-Schemathesis runs as a process of its own, with the same seed each time: the edges of every field, and random requests.
+Schemathesis runs as a process of its own, as its fixtures do not work with this pytest, and with the same seed each time: the
+edges of every field, and random requests.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ def test_one_is_killed_and_the_other_goes_on(serve: Callable[[str], Service], jo
         held.pause()
         events = rollout.events()
         told = [next(events) for _ in range(6)]
-        other = serve("other")  # it leaves alone what the other one plays
+        other = serve("other")
+        assert httpx.get(f"{other.url}/readyz", timeout=60).status_code == 200  # so it has looked for what it may play
         assert player(journal, rollout.id) == player(journal, held.id) == (one.folder / "server.id").read_text()
     with relax.Client(other.url) as client:
         seen = client.get_rollout(rollout.id).events()

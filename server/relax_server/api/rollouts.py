@@ -144,7 +144,9 @@ class RolloutHub:
 
     async def _switch(self, rollout: Rollout, state: str, kind: str) -> Rollout:
         async with self._switching:
-            was, gate = rollout.state, self._gates.get(rollout.id)
+            gate, playing = self._gates.get(rollout.id), self._playing.get(rollout.id)
+            rollout = playing[0] if playing is not None else rollout
+            was = rollout.state
             if rollout.active and (was == "paused") != (state == "paused"):
                 if gate is None:
                     rollout = await self._elsewhere(rollout, state)
@@ -224,8 +226,8 @@ class RolloutHub:
                     continue  # it ended meanwhile
                 state = states.get(rollout.id)
                 if state not in ACTIVE:
-                    how = state or "taken by another server"
-                    logger.warning("a rollout was %s", how, extra={FIELDS: {"rollout": rollout.id}})
+                    level, how = (logging.INFO, state) if state else (logging.WARNING, "taken by another server")
+                    logger.log(level, "a rollout was %s", how, extra={FIELDS: {"rollout": rollout.id}})
                     found[1].cancel()
                 elif (state == "paused") != (rollout.state == "paused"):
                     gate = self._gates[rollout.id]
