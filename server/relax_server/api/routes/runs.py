@@ -17,7 +17,8 @@ from relax_server.api.dependencies import Caller, Core, Trainings
 from relax_server.api.environments.sockets import Relay
 from relax_server.api.errors import unknown
 from relax_server.api.schemas import EvaluateBody, GenerateBody, RunBody
-from relax_server.api.trainings.hub import Training, TrainingHub
+from relax_server.api.trainings.hub import TrainingHub
+from relax_server.api.trainings.store import Training
 from relax_server.api.trainings.wire import Request as ModelRequest
 from relax_server.api.wire import follow, json_response
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hmac
-import platform
 import secrets
 import time
 from collections.abc import Sequence
@@ -14,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import insert, select, update
-from sqlalchemy.exc import IntegrityError
 
 from relax_sdk.config import RunConfig, run_config_from_dict
-from relax_sdk.errors import ConfigError, JournalError, RelaxError
+from relax_sdk.errors import ConfigError, RelaxError
 from relax_sdk.hosting.wire import Description
 from relax_sdk.run import METRICS, WEIGHTS
 from relax_server.api.core import DATABASE_LIMIT, ServiceCore
@@ -28,48 +24,18 @@ from relax_server.api.freeform import FREE
 from relax_server.api.keys import Key
 from relax_server.api.schemas import RunBody
 from relax_server.api.trainings.child import RunProcess
+from relax_server.api.trainings.model import TrainedModel
 from relax_server.api.trainings.process import INTERRUPTED
+from relax_server.api.trainings.store import Training, TrainingStore
 from relax_server.api.trainings.wire import Relayed, Request, Start, Told
-from relax_server.journal.schema import trainings
 from relax_server.models.catalog import BUILDERS
 
 DESCRIPTION = "env.msgpack"
 """In a run's folder: what its environment is, if it comes from outside."""
-ACTIVE = ("queued", "waiting", "running")
 STOP_SECONDS = 20.0
 """When the service ends; a run that needs longer for its checkpoint goes on from the one before."""
-MODEL_IDLE = 300.0
-"""Seconds without a request after which a trained model is put away."""
-MODEL_SECONDS = 600.0
-"""To start it, and to answer."""
 RESTARTS, RESTART_SECONDS = 3, 60.0
 """Of a run's process that is killed from outside: this often without a step in between, with a pause before each."""
-
-
-@dataclasses.dataclass
-class Training:
-    """One submitted run."""
-
-    id: str
-    key: str
-    """Id of the key that submitted it."""
-    request: dict[str, Any]
-    state: str
-    """`queued`, `waiting` (for the host of its environment), `running`, `completed`, `failed` or `cancelled`."""
-    step: int
-    error: str | None
-    created_at: float
-    ended_at: float | None = None
-
-    @property
-    def topic(self) -> str:
-        """Of its events."""
-        return f"run/{self.id}"
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will happen."""
-        return self.state not in ACTIVE
 
 
 class TrainingHub:
@@ -82,7 +48,7 @@ class TrainingHub:
     def __init__(self, core: ServiceCore) -> None:
         self.core = core
         self.folder = core.config.folder / "runs"
-        self.server = f"{platform.node()}:{core.config.folder}"
+        self.store = TrainingStore(core.journal, core.identity.id)
         self._places = asyncio.Semaphore(core.config.max_runs)
         self._active: dict[str, tuple[Training, asyncio.Task[None]]] = {}
         self._processes: dict[str, RunProcess] = {}
@@ -114,8 +80,8 @@ class TrainingHub:
             raise ApiError(403, "agent: starting a command takes a key with the right to upload", "forbidden", "agent")
         request = body.model_dump(exclude_none=True)
         row: dict[str, Any] = dict(id=f"t_{secrets.token_hex(8)}", key=key.id, idempotency_key=idempotency_key, step=0)
-        row |= dict(request=request, state="queued", server=self.server, created_at=time.time())
-        training, new = await core.ask(self._insert, row)
+        row |= dict(request=request, state="queued", created_at=time.time())
+        training, new = await core.ask(self.store.insert, row)
         if not new and training.request != request:
             message = f"Idempotency-Key {idempotency_key!r} was used for another request, run {training.id}"
             raise ApiError(409, message, "idempotency_conflict", "Idempotency-Key")
@@ -126,13 +92,7 @@ class TrainingHub:
 
     async def resume(self) -> None:
         """Go on with the runs that were under way when this server ended."""
-
-        def read() -> list[Training]:
-            query = select(trainings).where(trainings.c.state.in_(ACTIVE), trainings.c.server == self.server)
-            with self.core.journal.reading("find unfinished runs") as connection:
-                return [_training(row) for row in connection.execute(query.order_by(trainings.c.created_at)).mappings()]
-
-        for training in await self.core.ask(read):
+        for training in await self.core.ask(self.store.unfinished):
             self._begin(training)
 
     async def get(self, id: str, key: Key) -> Training:
@@ -141,28 +101,17 @@ class TrainingHub:
         Raises:
             ApiError: there is none.
         """
-
-        def read() -> Training | None:
-            with self.core.journal.reading(f"read run {id}") as connection:
-                row = connection.execute(select(trainings).where(trainings.c.id == id)).mappings().first()
-                return _training(row) if row is not None else None
-
-        training = self._active[id][0] if id in self._active else await self.core.ask(read)
+        training = self._active[id][0] if id in self._active else await self.core.ask(self.store.get, id)
         if training is None or (training.key != key.id and not key.may("admin")):
             raise unknown("run", id)
         return training
 
     async def list(self, key: Key, limit: int) -> Sequence[Training]:
         """The runs of a key, newest first; all for an admin."""
-
-        def read() -> list[Training]:
-            query = select(trainings).order_by(trainings.c.created_at.desc()).limit(limit)
-            if not key.may("admin"):
-                query = query.where(trainings.c.key == key.id)
-            with self.core.journal.reading("list runs") as connection:
-                return [_training(row) for row in connection.execute(query).mappings()]
-
-        return [self._active[t.id][0] if t.id in self._active else t for t in await self.core.ask(read)]
+        owner = None if key.may("admin") else key.id
+        return [
+            self._active[t.id][0] if t.id in self._active else t for t in await self.core.ask(self.store.list, owner, limit)
+        ]
 
     async def cancel(self, training: Training) -> Training:
         """End it, after a checkpoint."""
@@ -375,82 +324,6 @@ class TrainingHub:
         await self._note(training, state)
         self._tell(training, "finished", state=state, step=training.step, error=error)
 
-    # ------------------------------------------------------------------------------------------------------- database
-
     async def _note(self, training: Training, state: str) -> None:
         training.state = state
-        values = dict(state=state, step=training.step, error=training.error, ended_at=training.ended_at)
-
-        def write() -> None:
-            with self.core.journal.writing(f"note the state of run {training.id}") as connection:
-                connection.execute(update(trainings).where(trainings.c.id == training.id).values(values))
-
-        await self.core.ask(write)
-
-    def _insert(self, row: dict[str, Any]) -> tuple[Training, bool]:
-        try:
-            with self.core.journal.writing("submit a run") as connection:
-                connection.execute(insert(trainings).values(row))
-            return _training(row), True
-        except JournalError as error:
-            if not isinstance(error.__cause__, IntegrityError) or row["idempotency_key"] is None:
-                raise
-        key, word = row["key"], row["idempotency_key"]
-        with self.core.journal.reading("find a run by its idempotency key") as connection:
-            query = select(trainings).where(trainings.c.key == key, trainings.c.idempotency_key == word)
-            return _training(connection.execute(query).mappings().one()), False
-
-
-class TrainedModel:
-    """A run's weights behind an engine, for as long as somebody asks.
-
-    Args:
-        start: of its process.
-        log: of its process.
-    """
-
-    def __init__(self, start: Start, log: Path) -> None:
-        self._process = RunProcess(start, log)
-        self._lock = asyncio.Lock()
-        self._started = self.ended = False
-        self._put_away: asyncio.TimerHandle | None = None
-
-    async def ask(self, request: Request) -> Told:
-        """One request after the other."""
-        async with self._lock:
-            if self._put_away is not None:
-                self._put_away.cancel()
-            try:
-                if not self._started:
-                    self._started = True
-                    await self._process.start()
-                    async with asyncio.timeout(MODEL_SECONDS):
-                        async for told in self._process.told():
-                            if told.kind == "ready":
-                                break
-                            if told.kind == "failed":
-                                self.ended = True
-                                return told
-                answer = await self._process.ask(request, MODEL_SECONDS)
-            except BaseException:
-                self.ended = True
-                await self._process.stop(5.0)
-                raise
-            self._put_away = asyncio.get_running_loop().call_later(MODEL_IDLE, self._later)
-            return answer
-
-    def _later(self) -> None:
-        self.ended = True
-        self._closing = asyncio.create_task(self._process.stop(5.0))
-
-    async def close(self) -> None:
-        """Put it away."""
-        self.ended = True
-        if self._put_away is not None:
-            self._put_away.cancel()
-        await self._process.stop(5.0)
-
-
-def _training(row: Any) -> Training:
-    names = ("id", "key", "request", "state", "step", "created_at")
-    return Training(**{name: row[name] for name in names}, error=row.get("error"), ended_at=row.get("ended_at"))
+        await self.core.ask(self.store.note, training)

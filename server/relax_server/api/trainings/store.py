@@ -1,0 +1,99 @@
+"""Submitted training runs in the journal's database."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from relax_sdk.errors import JournalError
+from relax_server.journal.schema import trainings
+from relax_server.journal.sql import SqlJournal
+
+ACTIVE = ("queued", "waiting", "running")
+
+
+@dataclasses.dataclass
+class Training:
+    """One submitted run."""
+
+    id: str
+    key: str
+    """Id of the key that submitted it."""
+    request: dict[str, Any]
+    state: str
+    """`queued`, `waiting` (for the host of its environment), `running`, `completed`, `failed` or `cancelled`."""
+    step: int
+    error: str | None
+    created_at: float
+    ended_at: float | None = None
+
+    @property
+    def topic(self) -> str:
+        """Of its events."""
+        return f"run/{self.id}"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.state not in ACTIVE
+
+
+class TrainingStore:
+    """The table of runs. Methods block for as long as the database takes, and raise `JournalError`.
+
+    Args:
+        journal: whose database it is.
+        server: this one; it carries out what it was sent.
+    """
+
+    def __init__(self, journal: SqlJournal, server: str) -> None:
+        self._journal, self._server = journal, server
+
+    def insert(self, row: dict[str, Any]) -> tuple[Training, bool]:
+        """Add a run, or find the one that the same key submitted under the same idempotency key; and whether it is new."""
+        try:
+            with self._journal.writing("submit a run") as connection:
+                connection.execute(insert(trainings).values(row | {"server": self._server}))
+            return _training(row), True
+        except JournalError as error:
+            if not isinstance(error.__cause__, IntegrityError) or row["idempotency_key"] is None:
+                raise
+        key, word = row["key"], row["idempotency_key"]
+        with self._journal.reading("find a run by its idempotency key") as connection:
+            query = select(trainings).where(trainings.c.key == key, trainings.c.idempotency_key == word)
+            return _training(connection.execute(query).mappings().one()), False
+
+    def unfinished(self) -> Sequence[Training]:
+        """Runs of this server that are not over, oldest first."""
+        query = select(trainings).where(trainings.c.state.in_(ACTIVE), trainings.c.server == self._server)
+        with self._journal.reading("find unfinished runs") as connection:
+            return [_training(row) for row in connection.execute(query.order_by(trainings.c.created_at)).mappings()]
+
+    def get(self, id: str) -> Training | None:
+        """A run, if there is one."""
+        with self._journal.reading(f"read run {id}") as connection:
+            row = connection.execute(select(trainings).where(trainings.c.id == id)).mappings().first()
+            return _training(row) if row is not None else None
+
+    def list(self, key: str | None, limit: int) -> Sequence[Training]:
+        """Runs of a key, or all, newest first."""
+        query = select(trainings).order_by(trainings.c.created_at.desc()).limit(limit)
+        if key is not None:
+            query = query.where(trainings.c.key == key)
+        with self._journal.reading("list runs") as connection:
+            return [_training(row) for row in connection.execute(query).mappings()]
+
+    def note(self, training: Training) -> None:
+        """Write down where a run is."""
+        values = {name: getattr(training, name) for name in ("state", "step", "error", "ended_at")}
+        with self._journal.writing(f"note the state of run {training.id}") as connection:
+            connection.execute(update(trainings).where(trainings.c.id == training.id).values(values))
+
+
+def _training(row: Any) -> Training:
+    names = ("id", "key", "request", "state", "step", "created_at")
+    return Training(**{name: row[name] for name in names}, error=row.get("error"), ended_at=row.get("ended_at"))
