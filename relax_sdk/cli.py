@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from relax_sdk.client.calls import URL
 from relax_sdk.config import Mode
 from relax_sdk.errors import ConfigError, RelaxError
+from relax_sdk.runtime import Provide
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Relax Gym.")
 envs_app = typer.Typer(no_args_is_help=True, help="Environments.")
@@ -31,12 +33,15 @@ def train(
     folder: Annotated[Path | None, typer.Option(help="Where the run is kept.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help=SETTING_HELP)] = None,
+    server: Annotated[str | None, typer.Option(help="URL of a rollout service that carries the run out.")] = None,
+    key: Annotated[str | None, typer.Option(envvar="RELAX_KEY", help="For the service.", show_default=False)] = None,
+    provide: Annotated[Provide | None, typer.Option(help="How the service gets the environment.")] = None,
 ) -> None:
     """Train a model on an environment."""
     from relax_sdk.trainer import Trainer
 
     if resume is not None:
-        run = Trainer.from_run(resume, env).fit(steps, resume=True)
+        run = Trainer.from_run(resume, env, server=server, key=key if server else None, provide=provide).fit(steps, resume=True)
     elif env is None:
         raise ConfigError("name an environment (see `relax envs list`) or a folder with --resume")
     else:
@@ -48,6 +53,9 @@ def train(
             max_staleness=max_staleness,
             seed=seed,
             folder=folder,
+            server=server,
+            key=key if server else None,
+            provide=provide,
             **settings,  # type: ignore[arg-type]
         )
         run = trainer.fit(steps)
@@ -102,6 +110,36 @@ def list_() -> None:
 
 
 @envs_app.command()
+def host(
+    env: Annotated[str, typer.Argument(help="A registered name or package.module:Class.")],
+    server: Annotated[str, typer.Option(envvar="RELAX_URL", help="Of the rollout service.")] = URL,
+    key: Annotated[str | None, typer.Option(envvar="RELAX_KEY", show_default=False)] = None,
+    id: Annotated[str | None, typer.Option(help="Its name there.")] = None,
+) -> None:
+    """Let a rollout service step an environment of this machine, until Ctrl-C."""
+    from relax_sdk.hosting import host as host_env
+
+    with host_env(env, server, key, id=id or env.rpartition(":")[2]) as hosting:
+        typer.echo(f"hosting {hosting.id} for {server}; Ctrl-C ends it", err=True)
+        hosting.wait()
+
+
+@envs_app.command()
+def upload(
+    env: Annotated[str, typer.Argument(help="A registered name or package.module:Class.")],
+    server: Annotated[str, typer.Option(envvar="RELAX_URL", help="Of the rollout service.")] = URL,
+    key: Annotated[str | None, typer.Option(envvar="RELAX_KEY", help="With the right to upload.", show_default=False)] = None,
+    id: Annotated[str | None, typer.Option(help="Its name there.")] = None,
+) -> None:
+    """Send an environment's code to a rollout service, where it runs in a worker process."""
+    from relax_sdk.client import Client
+
+    with Client(server, key) as client:
+        about = client.upload_env(env, id=id or env.rpartition(":")[2])
+    typer.echo(f"{about['id']} can be played at {server}: splits {about['splits']}")
+
+
+@envs_app.command()
 def show(env: Annotated[str, typer.Argument()]) -> None:
     """Show an environment: its tasks, tools, defaults and first observation."""
     import inspect
@@ -142,7 +180,10 @@ def parse_settings(settings: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def add_commands() -> None:
-    """Add the commands of installed packages: typer applications in the entry-point group `relax.commands`."""
+    """Add the commands that look at a service, and those of installed packages: typer applications in `relax.commands`."""
+    from relax_sdk.client.cli import app as service
+
+    app.add_typer(service)
     for point in entry_points(group=COMMANDS):
         app.add_typer(point.load())
 

@@ -160,8 +160,13 @@ class Trainer:
         return run
 
     @classmethod
-    def from_run(cls, folder: str | os.PathLike[str], env: str | type[Env] | EnvSpec | None = None) -> Trainer:
+    def from_run(cls, folder: str | os.PathLike[str], env: str | type[Env] | EnvSpec | None = None, **service: Any) -> Trainer:
         """A trainer set up as an earlier run was, to go on with `fit(resume=True)`.
+
+        Args:
+            folder: of the run.
+            env: in place of the one that it names.
+            **service: `server`, `key` and `provide` of a run that a service carries out.
 
         Raises:
             ConfigError: not a run folder.
@@ -171,7 +176,7 @@ class Trainer:
             config = run_config_from_dict(json.loads((path / CONFIG).read_text()))
         except (OSError, json.JSONDecodeError) as error:
             raise ConfigError(f"{path} is not a run folder ({error})") from error
-        trainer = cls(env or config.env, folder=path)
+        trainer = cls(env or config.env, folder=path, **service)
         trainer.config = config
         return trainer
 

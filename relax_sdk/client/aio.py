@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from relax_sdk.client.calls import (
     ATTEMPTS,
+    CANCEL_LOOKS,
+    CANCEL_PAUSE,
     STREAM_TIMEOUT,
     URL,
     Call,
@@ -24,6 +26,7 @@ from relax_sdk.client.calls import (
     failed,
     generate_call,
     may_repeat,
+    not_ended,
     open_call,
     pause,
     read_assistant,
@@ -259,7 +262,12 @@ class AsyncRemoteRun:
     async def cancel(self) -> RunState:
         """See `RemoteRun.cancel`."""
         self.state = read_run(await self._client._send(Call("DELETE", f"/v1/runs/{self.id}")))
-        return self.state
+        for _ in range(CANCEL_LOOKS):
+            if self.state.over:
+                return self.state
+            await asyncio.sleep(CANCEL_PAUSE)
+            await self.refresh()
+        raise not_ended(self.state)
 
     async def resume(self) -> RunState:
         """See `RemoteRun.resume`."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 URL = "http://127.0.0.1:8000"
 ATTEMPTS, LONGEST_PAUSE = 8, 8.0
 """Tries of a request that is safe to repeat, enough for a service that is started again; seconds between two at most."""
+CANCEL_LOOKS, CANCEL_PAUSE = 240, 0.5
+"""Looks at a run that was told to end, and seconds between two."""
 STREAM_TIMEOUT = 60.0
 """Seconds of silence after which an event stream is opened again; the service gives a sign of life every 15."""
 AGAIN = frozenset({429, 502, 503, 504})
@@ -134,6 +136,10 @@ def run_call(env: str, config: Mapping[str, Any], agent: Sequence[str] | None, i
 
 def read_run(body: Mapping[str, Any]) -> RunState:
     return RunState(body["id"], body["state"], body["step"], body["error"])
+
+
+def not_ended(run: RunState) -> ServiceUnavailable:
+    return ServiceUnavailable(f"run {run.id} was told to end and is still {run.state} after 2 minutes; look at it later", 0, "")
 
 
 def generate_call(run: str, messages: Sequence[Any], sampling: SamplingParams | None) -> Call:

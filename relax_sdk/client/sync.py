@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from relax_sdk.client.calls import (
     ATTEMPTS,
+    CANCEL_LOOKS,
+    CANCEL_PAUSE,
     STREAM_TIMEOUT,
     URL,
     Call,
@@ -25,6 +27,7 @@ from relax_sdk.client.calls import (
     failed,
     generate_call,
     may_repeat,
+    not_ended,
     open_call,
     pause,
     read_assistant,
@@ -316,9 +319,18 @@ class RemoteRun:
         return self.state
 
     def cancel(self) -> RunState:
-        """End it after a checkpoint."""
+        """End it, and wait until it has saved a checkpoint and ended.
+
+        Raises:
+            ServiceUnavailable: that took longer than two minutes.
+        """
         self.state = read_run(self._client._send(Call("DELETE", f"/v1/runs/{self.id}")))
-        return self.state
+        for _ in range(CANCEL_LOOKS):
+            if self.state.over:
+                return self.state
+            time.sleep(CANCEL_PAUSE)
+            self.refresh()
+        raise not_ended(self.state)
 
     def resume(self) -> RunState:
         """Go on after it failed or was cancelled, from its last checkpoint."""

@@ -113,7 +113,8 @@ def test_a_run_goes_on_without_whoever_began_it(station: Service, tmp_path: Path
     """Ctrl-C leaves it alone; `fit(resume=True)` finds it again, and the history is whole."""
     script = tmp_path / "train.py"
     script.write_text(
-        f"import relax_sdk as relax\n"
+        f"import signal\nimport relax_sdk as relax\n"
+        f"signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell begin with it ignored\n"
         f"relax.Trainer('tone-v0', server={station.url!r}, key={station.key!r}, folder={str(tmp_path / 'run')!r}, "
         f"**{SMALL!r}).fit(steps=6, progress=False)\n"
     )

@@ -165,10 +165,10 @@ def _watch(child: int, limits: WorkerLimits) -> str:
         if ended is not None:
             return ended
         usage = _usage()
-        if usage.memory > limits.memory:
-            return f"used {usage.memory >> 20} MiB of memory; allowed: {limits.memory >> 20}"
         if usage.processes > limits.processes:
             return f"had {usage.processes} processes; allowed: {limits.processes}"
+        if usage.memory > limits.memory:
+            return f"used {usage.memory >> 20} MiB of memory; allowed: {limits.memory >> 20}"
         now = time.monotonic()
         debt = max(0.0, debt + max(0.0, usage.cpu - spent) - limits.cpus * (now - last))
         spent, last = usage.cpu, now
@@ -201,13 +201,22 @@ def _reap(child: int) -> str | None:
 
 def _usage() -> Usage:
     usage = Usage()
-    for process in psutil.Process().children(recursive=True):
+    children = psutil.Process().children(recursive=True)
+    for process in children:
         with contextlib.suppress(psutil.Error), process.oneshot():
             usage.processes += 1
-            usage.memory += process.memory_info().rss
+            usage.memory += _memory(process, shared=len(children) > 1)
             times = process.cpu_times()
             usage.cpu += times.user + times.system
     return usage
+
+
+def _memory(process: psutil.Process, shared: bool) -> int:
+    """Bytes in memory; of what forked processes share, each has its part."""
+    if shared:
+        with contextlib.suppress(psutil.AccessDenied):
+            return process.memory_full_info().pss
+    return process.memory_info().rss
 
 
 def _signal_all(number: int) -> None:

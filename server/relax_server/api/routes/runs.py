@@ -59,8 +59,9 @@ async def get_run(run: Run) -> Response:
 
 @router.delete("/v1/runs/{id}")
 async def cancel_run(trainings: Trainings, run: Run) -> Response:
-    """End a run after a checkpoint; what it has made stays, and it can go on."""
-    return json_response(asdict(await trainings.cancel(run)))
+    """End a run after a checkpoint, which its state and events tell of; what it has made stays, and it can go on."""
+    ended = await trainings.cancel(run)
+    return json_response(asdict(ended), 200 if ended.over else 202)
 
 
 @router.post("/v1/runs/{id}/resume", status_code=202)

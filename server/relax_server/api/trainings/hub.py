@@ -32,6 +32,8 @@ from relax_server.models.catalog import BUILDERS
 
 DESCRIPTION = "env.msgpack"
 """In a run's folder: what its environment is, if it comes from outside."""
+CANCEL_SECONDS = 5.0
+"""In which a run that is cancelled may end before its owner is answered."""
 STOP_SECONDS = 20.0
 """When the service ends; a run that needs longer for its checkpoint goes on from the one before."""
 RESTARTS, RESTART_SECONDS = 3, 60.0
@@ -114,7 +116,7 @@ class TrainingHub:
         ]
 
     async def cancel(self, training: Training) -> Training:
-        """End it, after a checkpoint."""
+        """End it after a checkpoint, which is not waited for if it takes long."""
         active = self._active.get(training.id)
         if active is None:
             if not training.over:
@@ -124,10 +126,10 @@ class TrainingHub:
         self._cancelled.add(training.id)
         process = self._processes.get(training.id)
         if process is not None:
-            await process.stop()
+            self.core.spawn(process.stop())
         else:
             task.cancel()
-        await asyncio.wait({task}, timeout=DATABASE_LIMIT)
+        await asyncio.wait({task}, timeout=CANCEL_SECONDS)
         return training
 
     async def restart(self, training: Training) -> Training:

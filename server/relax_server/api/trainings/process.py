@@ -56,7 +56,8 @@ def main() -> None:
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
     threading.Thread(target=_listen, args=(lines,), name="service", daemon=True).start()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell had the service begin with them ignored
+        signal.signal(number, signal.default_int_handler)
     try:
         job = _job(start)
         if start.do == "train":

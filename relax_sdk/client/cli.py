@@ -1,0 +1,124 @@
+"""Commands that look at a rollout service: sessions, rollouts, runs, one episode, and what happens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from relax_sdk.client.calls import URL
+from relax_sdk.errors import ConfigError
+
+app = typer.Typer()
+
+Server = Annotated[str, typer.Option(envvar="RELAX_URL", help="Of the rollout service.")]
+Key = Annotated[str | None, typer.Option(envvar="RELAX_KEY", help="Where the service wants one.", show_default=False)]
+
+LISTS = {
+    "sessions": ("id", "env", "state", "turns", "trajectory_id", "error"),
+    "rollouts": ("id", "env", "state", "done", "groups", "error"),
+    "runs": ("id", "env", "state", "step", "error"),
+}
+PREFIXES = {"s_": "sessions", "r_": "rollouts", "t_": "runs"}
+
+
+def _client(server: str, key: str | None) -> Any:
+    from relax_sdk.client.sync import Client
+
+    return Client(server, key)
+
+
+def _table(what: str, server: str, key: str | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from relax_sdk.client.calls import Call
+
+    with _client(server, key) as client:
+        rows = client._send(Call("GET", f"/v1/{what}"))[what]
+    table = Table(*LISTS[what])
+    for row in rows:
+        known = row.get("request", {}) | row.get("counts", {}) | row
+        table.add_row(*(str(known.get(name)) if known.get(name) is not None else "" for name in LISTS[what]))
+    Console().print(table if rows else f"no {what} at {server}")
+
+
+@app.command()
+def sessions(server: Server = URL, key: Key = None) -> None:
+    """List the sessions of a rollout service."""
+    _table("sessions", server, key)
+
+
+@app.command()
+def rollouts(server: Server = URL, key: Key = None) -> None:
+    """List the rollouts of a rollout service."""
+    _table("rollouts", server, key)
+
+
+@app.command()
+def runs(server: Server = URL, key: Key = None) -> None:
+    """List the training runs of a rollout service."""
+    _table("runs", server, key)
+
+
+@app.command()
+def episode(
+    id: Annotated[str, typer.Argument(help="Of a trajectory, or of a session that is finished.")],
+    server: Server = URL,
+    key: Key = None,
+) -> None:
+    """Show an episode: what was said, the tokens of every turn, and the reward."""
+    from relax_sdk.client.calls import Call
+
+    with _client(server, key) as client:
+        if id.startswith("s_"):
+            id = client._send(Call("GET", f"/v1/sessions/{id}"))["trajectory_id"]
+        played = client.trajectory(id)
+    typer.echo(f"{played.id}: {played.env}, task {played.task_index}, seed {played.seed}")
+    for message in played.messages:
+        typer.echo(f"\n[{message['role']}] {_shown(message)}")
+    typer.echo("")
+    for number, turn in enumerate(played.turns, 1):
+        versions = sorted({span.version for span in turn.weight_versions})
+        mean = sum(turn.response_logprobs) / max(1, len(turn.response_logprobs))
+        typer.echo(
+            f"turn {number}: {len(turn.prompt_ids)} tokens in, {len(turn.response_ids)} out, {len(turn.media)} media, "
+            f"mean logprob {mean:.3f}, weights {', '.join(map(str, versions))}, {turn.finish_reason}"
+        )
+    parts = ", ".join(f"{name} {value:g}" for name, value in played.rewards.items())
+    typer.echo(f"{played.status}, reward {played.reward:g}" + (f" ({parts})" if parts else ""))
+    if played.error:
+        typer.echo(f"error: {played.error}")
+
+
+@app.command()
+def follow(
+    id: Annotated[str, typer.Argument(help="Of a session (s_…), a rollout (r_…) or a run (t_…).")],
+    server: Server = URL,
+    key: Key = None,
+) -> None:
+    """Follow what happens, from the beginning to the end."""
+    kind = PREFIXES.get(id[:2])
+    if kind is None:
+        raise ConfigError(f"id = {id!r}; allowed: of a session (s_…), a rollout (r_…) or a run (t_…)")
+    with _client(server, key) as client:
+        for event in client._events(f"/v1/{kind}/{id}/events", 0):
+            values = (f"{name}={_short(value)}" for name, value in event.data.items() if value is not None)
+            typer.echo(f"{event.kind}: {' '.join(values)}")
+
+
+def _shown(message: dict[str, Any]) -> str:
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        parts = [part.get("text") or f"<{part['type'].removesuffix('_url')}>" for part in content]
+        content = " ".join(parts)
+    calls = (f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ())
+    return " ".join([content, *calls]).strip()
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return f"[{len(value)}]"
+    return str(value)
