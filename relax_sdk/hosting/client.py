@@ -158,6 +158,8 @@ class Hosting:
                 if isinstance(first, Refused):
                     raise ServiceError(f"POST /v1/env-host: {first.message}", 409, "refused")
                 if isinstance(first, Welcome):
+                    if self._token not in (None, first.token):  # the service has begun anew, and knows none of its episodes
+                        await host.close()
                     self._token = first.token
                 host.connect(send)
                 welcomed = True

@@ -127,6 +127,7 @@ class EnvHost:
             if type(env).close is not Env.close:
                 await self._close(env)
         self._episodes.clear()
+        self._last.clear()
 
     # -------------------------------------------------------------------------------------------------------- asking
 

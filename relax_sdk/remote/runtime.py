@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,9 @@ class ServiceRuntime:
                 observer.stage(f"submitting to {self.url}")
                 agent = [job.agent] if isinstance(job.agent, str) else job.agent
                 config = {name: value for name, value in job.config.to_dict().items() if name != "env"}
-                run = client.run(job.spec.id, config=config, agent=list(agent) if agent is not None else None)
+                note.write(self.url, None, 0)  # its submission is known before it is made, so that it is not made twice
+                command = list(agent) if agent is not None else None
+                run = client.run(job.spec.id, config=config, agent=command, idempotency_key=note.submission)
                 note.write(self.url, run.id, 0)
             else:
                 run = client.get_run(note.run)
@@ -135,17 +138,19 @@ class _Note:
         self.run: str | None = None
         self.seen = 0
         """Id of the last event."""
+        self.submission = uuid.uuid4().hex
+        """The idempotency key that the run is submitted with."""
         try:
             known = json.loads(self._file.read_text())
-            self.run, self.seen = known["run"], known["seen"]
+            self.run, self.seen, self.submission = known["run"], known["seen"], known["submission"]
         except FileNotFoundError:
             return
         except (OSError, ValueError, LookupError) as error:
             raise ConfigError(f"{self._file} cannot be read ({error}); remove it to begin a new run") from error
 
-    def write(self, url: str, run: str, seen: int) -> None:
+    def write(self, url: str, run: str | None, seen: int) -> None:
         """Note how far it was followed."""
         self.run, self.seen = run, seen
         temporary = self._file.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"url": url, "run": run, "seen": seen}))
+        temporary.write_text(json.dumps({"url": url, "run": run, "seen": seen, "submission": self.submission}))
         temporary.replace(self._file)

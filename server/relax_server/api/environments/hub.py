@@ -163,12 +163,15 @@ class EnvHub:
         try:
             description = await link.describe()
             spec = hosted_spec(description, link)
+            row = dict(id=source.id, key=key.id, source=msgspec.msgpack.encode(source), created_at=time.time())
+            row |= dict(description=msgspec.msgpack.encode(description))
+            await self._database.call(self._write, row, key, limit=DATABASE_SECONDS)
         except EnvError as error:
             await link.close()
             raise bad(f"the environment cannot be loaded: {error}", code="environment_error") from error
-        row = dict(id=source.id, key=key.id, source=msgspec.msgpack.encode(source), created_at=time.time())
-        row |= dict(description=msgspec.msgpack.encode(description))
-        await self._database.call(self._write, row, limit=DATABASE_SECONDS)
+        except BaseException:
+            await link.close()
+            raise
         await self._replace(Entry(spec, link, key.id, source.kind, description))
         return description
 
@@ -338,8 +341,11 @@ class EnvHub:
         except msgspec.DecodeError as error:
             raise JournalError(f"environment {env} was registered by another version ({error}); register it again") from error
 
-    def _write(self, row: dict[str, Any]) -> None:
+    def _write(self, row: dict[str, Any], key: Key) -> None:
         with self._journal.writing(f"register environment {row['id']}") as connection:
+            owner = connection.execute(select(envs.c.key).where(envs.c.id == row["id"])).scalar()
+            if owner not in (None, key.id) and not key.may("admin"):  # it came while this one was being loaded
+                raise ApiError(409, f"{row['id']} belongs to another key; choose another id", "name_taken", "id")
             connection.execute(delete(envs).where(envs.c.id == row["id"]))
             connection.execute(insert(envs).values(row))
 

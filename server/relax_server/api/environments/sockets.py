@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable
@@ -100,7 +101,8 @@ class SocketLink(HostLink):
     async def drop(self) -> None:
         """Close the connection."""
         if self._socket is not None and self._socket.client_state is WebSocketState.CONNECTED:
-            await self._socket.close(1012, "the service ends, or another host has taken its place")
+            with contextlib.suppress(RuntimeError):  # it was closed at the same moment
+                await self._socket.close(1012, "the service ends, or another host has taken its place")
 
     async def _send(self, socket: WebSocket, message: FromService) -> None:
         try:

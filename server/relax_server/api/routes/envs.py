@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ router = APIRouter()
 
 Id = Annotated[str, Path(max_length=200)]
 UNAUTHORISED, UNREADABLE = 4401, 1003
+HELLO_SECONDS = 30.0
 
 
 @router.get("/v1/envs")
@@ -67,13 +69,17 @@ async def env_host(socket: WebSocket) -> None:
         return
     await socket.accept()
     try:
-        hello = read_from_host(await socket.receive_bytes())
+        async with asyncio.timeout(HELLO_SECONDS):
+            hello = read_from_host(await socket.receive_bytes())
         if not isinstance(hello, Hello):
             raise bad("the first message of a host must be a hello")
         link = core.envs.attach(hello.env, hello.token, key)
     except RelaxError as error:
         await socket.send_bytes(encode(Refused(str(error))))
         await socket.close(UNREADABLE)
+        return
+    except TimeoutError:
+        await socket.close(UNREADABLE, f"no hello within {HELLO_SECONDS:.0f} s")
         return
     except (KeyError, RuntimeError):  # text, or gone
         return

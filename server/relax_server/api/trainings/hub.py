@@ -136,8 +136,12 @@ class TrainingHub:
         """Go on with a run that failed or was cancelled, from its last checkpoint.
 
         Raises:
-            ApiError: it is not over, or complete.
+            ApiError: it is not over, or complete, or another server has what it made; or this one is shutting down.
         """
+        if self.core.draining:
+            raise ApiError(503, "the service is shutting down; try again later", "draining", headers={"Retry-After": "5"})
+        if training.server != self.core.identity.id:
+            raise ApiError(409, f"run {training.id} was carried out by another server; ask that one", "elsewhere")
         if training.state not in ("failed", "cancelled"):
             raise ApiError(
                 409, f"run {training.id} is {training.state}; only one that failed or was cancelled goes on", "state"
@@ -174,7 +178,7 @@ class TrainingHub:
 
     def relayed(self, secret: str) -> str | None:
         """The environment that the holder of a secret may play."""
-        return next((env for env, known in self._relays.values() if hmac.compare_digest(known, secret)), None)
+        return next((env for env, known in self._relays.values() if hmac.compare_digest(known.encode(), secret.encode())), None)
 
     async def close(self) -> None:
         """Stop the runs; they go on when the service is started again."""
@@ -210,8 +214,7 @@ class TrainingHub:
 
     async def _carry_out(self, training: Training) -> None:
         try:
-            async with self._places:
-                await self._until_over(training)
+            await self._until_over(training)
         except asyncio.CancelledError:
             if training.id in self._cancelled and not self._closing:
                 await self._end(training, "cancelled", None)
@@ -225,37 +228,39 @@ class TrainingHub:
         """Carry a run out, however often its process ends before its time."""
         killed = 0
         while True:
-            await self._host(training)
-            step = training.step
-            process = RunProcess(await self._start(training, do="train"), self._log(training))
-            self._processes[training.id] = process
-            try:
-                await self._note(training, "running")
-                await process.start()
-                host_gone = asyncio.create_task(self._host_gone(training))
-                host_gone.add_done_callback(lambda task, p=process: None if task.cancelled() else p.interrupt())
+            await self._host(training)  # before it takes a place: others may be carried out meanwhile
+            async with self._places:
+                step = training.step
+                process = RunProcess(await self._start(training, do="train"), self._log(training))
+                self._processes[training.id] = process
                 try:
-                    last = await self._follow(training, process)
+                    await self._note(training, "running")
+                    await process.start()
+                    host_gone = asyncio.create_task(self._host_gone(training))
+                    host_gone.add_done_callback(lambda task, p=process: None if task.cancelled() else p.interrupt())
+                    try:
+                        last = await self._follow(training, process)
+                    finally:
+                        host_gone.cancel()
+                    code = await process.wait()
                 finally:
-                    host_gone.cancel()
-                code = await process.wait()
-            finally:
-                del self._processes[training.id]
-                await process.stop(STOP_SECONDS)
-            if training.id in self._cancelled:
-                return await self._end(training, "cancelled", None)
-            if last is not None and last.kind == "done":
-                return await self._end(training, "completed", None)
-            if last is not None and last.kind == "failed" and code != INTERRUPTED and self._host_there(training):
-                return await self._end(training, "failed", last.text)
-            if self._closing:
-                return
-            killed = 0 if training.step > step or code == INTERRUPTED else killed + 1
-            if killed > RESTARTS:
-                return await self._end(training, "failed", f"its process ended {killed} times: {process.log_tail()}")
-            if killed:
-                self._tell(training, "warning", text=f"the process of the run ended (exit code {code}); it is started again")
-                await asyncio.sleep(min(2.0**killed, RESTART_SECONDS))
+                    del self._processes[training.id]
+                    self._relays.pop(f"{training.id} train", None)
+                    await process.stop(STOP_SECONDS)
+                if training.id in self._cancelled:
+                    return await self._end(training, "cancelled", None)
+                if last is not None and last.kind == "done":
+                    return await self._end(training, "completed", None)
+                if last is not None and last.kind == "failed" and code != INTERRUPTED and self._host_there(training):
+                    return await self._end(training, "failed", last.text)
+                if self._closing:
+                    return
+                killed = 0 if training.step > step or code == INTERRUPTED else killed + 1
+                if killed > RESTARTS:
+                    return await self._end(training, "failed", f"its process ended {killed} times: {process.log_tail()}")
+                if killed:
+                    self._tell(training, "warning", text=f"the process of the run ended (exit code {code}); starting it again")
+                    await asyncio.sleep(min(2.0**killed, RESTART_SECONDS))
 
     async def _follow(self, training: Training, process: RunProcess) -> Told | None:
         """Pass on what the process says; returns the last word, if there was one."""

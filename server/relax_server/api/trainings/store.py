@@ -27,6 +27,8 @@ class Training:
     state: str
     """`queued`, `waiting` (for the host of its environment), `running`, `completed`, `failed` or `cancelled`."""
     step: int
+    server: str
+    """That carries it out, and has what it makes."""
     error: str | None
     created_at: float
     ended_at: float | None = None
@@ -55,9 +57,10 @@ class TrainingStore:
 
     def insert(self, row: dict[str, Any]) -> tuple[Training, bool]:
         """Add a run, or find the one that the same key submitted under the same idempotency key; and whether it is new."""
+        row = row | {"server": self._server}
         try:
             with self._journal.writing("submit a run") as connection:
-                connection.execute(insert(trainings).values(row | {"server": self._server}))
+                connection.execute(insert(trainings).values(row))
             return _training(row), True
         except JournalError as error:
             if not isinstance(error.__cause__, IntegrityError) or row["idempotency_key"] is None:
@@ -95,5 +98,5 @@ class TrainingStore:
 
 
 def _training(row: Any) -> Training:
-    names = ("id", "key", "request", "state", "step", "created_at")
+    names = ("id", "key", "request", "state", "step", "server", "created_at")
     return Training(**{name: row[name] for name in names}, error=row.get("error"), ended_at=row.get("ended_at"))
