@@ -67,6 +67,12 @@ async def test_long_and_seeded_requests_go_alone(coalescing, engine, sampling):
     assert [r.n for r in engine.requests] == [1, 1]
 
 
+async def test_a_request_that_is_the_only_one_of_its_kind_does_not_wait(coalescing, engine):
+    alone = [dataclasses.replace(request(rid), alone=True) for rid in "ab"]
+    await ask(coalescing, *alone)
+    assert [(r.rid, r.n) for r in engine.requests] == [("a", 1), ("b", 1)]
+
+
 async def test_a_later_equal_request_is_one_of_its_own(coalescing, engine):
     await ask(coalescing, request("a"))
     await ask(coalescing, request("b"))

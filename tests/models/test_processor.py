@@ -77,6 +77,17 @@ def test_fit_size_keeps_bounds_and_multiples():
     assert fit_size(8, 8, 32, 4096, 10**6) == (64, 64)
 
 
+@pytest.mark.parametrize("name", ["relax/tiny-omni", "relax/tiny-qwen3"])
+@pytest.mark.parametrize("tools", [(), ({"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},)])
+def test_a_rendered_conversation_is_what_the_tokenizer_makes_of_it(name, tools):
+    processor = Processor.load(resolve_model(name))
+    messages = [Message("system", (Text("Be brief."),)), Message("user", (Text("How far? Ünïcödé <|im_end|> 日本"),))]
+    rows = [{"role": m.role, "content": m.text} for m in messages]
+    theirs = processor.tokenizer.apply_chat_template(rows, tools=list(tools) or None, add_generation_prompt=True, tokenize=False)
+    wanted = processor.tokenizer.encode(theirs, add_special_tokens=False)
+    assert processor.render(messages, tools).ids == wanted
+
+
 def test_turns_appended_are_the_turns_rendered_whole(omni):
     first = [Message("user", (Text("hear"),))]
     answer = AssistantMessage(content=(Text("A"),))

@@ -166,7 +166,7 @@ class AgentGateway:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind((HOST, 0))
         listener.listen(4096)
-        config = uvicorn.Config(self.app(), log_level="warning", access_log=False, lifespan="off")
+        config = uvicorn.Config(self.app(), log_level="warning", access_log=False, lifespan="off", proxy_headers=False)
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve([listener]))
         self.url = f"http://{HOST}:{listener.getsockname()[1]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,7 +14,8 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relax_sdk.errors import RelaxError
 from relax_server.api.auth import session_called
@@ -64,12 +65,44 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
     core.metrics.watch(ServiceState(lambda: _readings(core, hub, rolling)))
     app.state.core, app.state.hub, app.state.rollouts, app.state.trainings = core, hub, rolling, training
     _errors(app)
+    calls = _model_calls(core, hub)
+    app.add_middleware(First, routes=calls)
     if core.config.loopback:  # a web page must not reach it under a name of its own
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[core.config.host, "127.0.0.1", "localhost", "::1", "[::1]"])
     app.add_middleware(RequestLog)
 
     for module in (health, envs, sessions, session_socket, rollouts, runs, pausing, results, keys):
         app.include_router(module.router)
+
+    app.router.routes.extend(calls)
+    describe(app)
+    return app
+
+
+class First:
+    """Routes that are tried before all others, and before what those need: every model call comes this way.
+
+    Args:
+        app: where everything else goes.
+        routes: plain ones, whose endpoints answer their own errors.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Sequence[Route]) -> None:
+        self.app, self.routes = app, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            for route in self.routes:
+                match, found = route.matches(scope)
+                if match is Match.FULL:
+                    scope.update(found)
+                    await route.handle(scope, receive, send)
+                    return
+        await self.app(scope, receive, send)
+
+
+def _model_calls(core: ServiceCore, hub: SessionHub) -> list[Route]:
+    """What an OpenAI client calls."""
 
     async def models(request: Request) -> Response:
         model = {"id": core.config.model, "object": "model", "created": 0, "owned_by": "relax"}
@@ -78,12 +111,12 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> Fas
     async def find(request: Request) -> ExternalSession:
         return await session_called(request, core, hub)
 
-    for path, route in (("chat/completions", ChatRoute(core, find)), ("responses", ResponsesRoute(core, find))):
-        for base in ("/v1/sessions/{id}/openai/v1", "/v1/openai/v1"):
-            app.router.routes.append(Route(f"{base}/{path}", route.handle, methods=["POST"]))
-            app.router.routes.append(Route(f"{base}/models", models, methods=["GET"]))
-    describe(app)
-    return app
+    chat, responses, routes = ChatRoute(core, find), ResponsesRoute(core, find), list[Route]()
+    for base in ("/v1/sessions/{id}/openai/v1", "/v1/openai/v1"):
+        routes.append(Route(f"{base}/chat/completions", chat.handle, methods=["POST"]))
+        routes.append(Route(f"{base}/responses", responses.handle, methods=["POST"]))
+        routes.append(Route(f"{base}/models", models, methods=["GET"]))
+    return routes
 
 
 def _readings(core: ServiceCore, hub: SessionHub, rolling: RolloutHub) -> list[tuple[str, str, str, dict[str, float]]]:

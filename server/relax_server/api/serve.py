@@ -74,8 +74,14 @@ async def _serve(config: ServiceConfig) -> None:
                 await engine.close()
 
         app = make_app(core, closing)
-        settings = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=CLOSE_SECONDS)
-        settings.ws_max_size = config.max_body
+        settings = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+            ws_max_size=config.max_body,
+        )
         server = _Server(settings)
         Ending(core, app.state.hub, server, say, lambda: _kill(process)).listen()
         settle()

@@ -35,6 +35,8 @@ class GenerateRequest:
     return_routed_experts: bool = False
     rid: str = ""
     """Names the request, so that it can be aborted."""
+    alone: bool = False
+    """No other request like it is about to come."""
 
 
 @dataclass

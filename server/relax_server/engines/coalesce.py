@@ -46,7 +46,7 @@ class CoalescingEngine:
 
     async def generate(self, request: GenerateRequest, timeout: float) -> list[Generation]:
         s = request.sampling
-        if request.n != 1 or s.max_new_tokens > MOST_TOKENS or s.sampling_seed is not None:
+        if request.alone or request.n != 1 or s.max_new_tokens > MOST_TOKENS or s.sampling_seed is not None:
             return await self.engine.generate(request, timeout)
         key = (tuple(request.input_ids), request.media, s, request.return_routed_experts)
         batch = self._open.get(key)

@@ -54,6 +54,7 @@ class Processor:
         self.is_omni = self.hf_config.model_type == "qwen3_omni_moe_thinker"
         text_config = self.hf_config.text_config if self.is_omni else self.hf_config
         self.vocab_size: int = text_config.vocab_size
+        self._special_tokens: dict[str, Any] = self.tokenizer.special_tokens_map  # made anew at every look
         self.eos_ids: tuple[int, ...] = self._eos_ids()
         self.pad_id: int = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_ids[0]
         self.placeholder_ids: dict[str, int] = {}
@@ -148,10 +149,14 @@ class Processor:
         return ids[: end + 1]
 
     def _template(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], generate: bool) -> str:
-        rows = [self._template_message(m) for m in messages]
-        return self.tokenizer.apply_chat_template(
-            rows, tools=list(tools) or None, add_generation_prompt=generate, tokenize=False
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rows, schemas = [self._template_message(m) for m in messages], list(tools) or None
+        template = self.tokenizer.get_chat_template(tools=schemas)
+        texts, _ = render_jinja_template(
+            [rows], schemas, chat_template=template, add_generation_prompt=generate, **self._special_tokens
         )
+        return texts[0]
 
     def _template_message(self, message: Message) -> dict[str, Any]:
         unknown = {m.kind for m in message.media} - self.modalities
@@ -173,7 +178,10 @@ class Processor:
         return row
 
     def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None or backend.truncation is not None or backend.padding is not None:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        return backend.encode(text, add_special_tokens=False).ids  # the same, at half the cost for a short text
 
     def _rendered(self, text: str, messages: Sequence[Message]) -> Rendered:
         ids = self._encode(text)

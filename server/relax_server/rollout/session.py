@@ -333,6 +333,7 @@ class EpisodeSession:
             self.task.sampling_at(len(self.turns), room, options.sampling),
             tuple(item.item for item in media),
             return_routed_experts=self.context.routed_experts,
+            alone=self.task.group_size == 1,
         )
         pause, aborts, left = FIRST_PAUSE, 0, limit
         while True:
