@@ -75,16 +75,16 @@ class Session:
 
 
 class SocketSession(Session):
-    """A session whose calls go over one WebSocket."""
+    """A session that is opened and played over one WebSocket."""
 
     socket: aiohttp.ClientWebSocketResponse
 
     async def open(self, **body: Any) -> list[dict[str, Any]]:
-        observation = await super().open(**body)
-        headers = {"Authorization": f"Bearer {self.key}"}
-        self.socket = await self.http.ws_connect(f"{self.url}/ws", headers=headers, max_msg_size=0)
         self._ids = itertools.count()
-        return observation
+        self.socket = await self.http.ws_connect(f"{self.service}/v1/sessions/ws", max_msg_size=0)
+        opened = await self._ask({"op": "open", "sampling": {"max_new_tokens": TOKENS}} | body)
+        self.url, self.key = f"{self.service}/v1/sessions/{opened['id']}", opened["key"]
+        return opened["observation"]
 
     async def chat(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         return (await self._ask({"op": "generate", "model": "policy", "messages": messages}))["choices"][0]["message"]

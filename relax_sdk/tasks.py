@@ -76,6 +76,11 @@ class TaskSplit:
         return self._rows is not None
 
     @property
+    def at_hand(self) -> bool:
+        """Whether rows lie in a list, so that reading one takes no time."""
+        return isinstance(self._rows, (list, tuple))
+
+    @property
     def forward(self) -> bool:
         """Whether rows can only be read in order."""
         return self._iterator is not None
@@ -136,6 +141,11 @@ class KeptRows:
     @property
     def finite(self) -> bool:
         return self._split.finite
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether rows lie in a list, so that reading one takes no time."""
+        return self._split.at_hand
 
     def __len__(self) -> int:
         return len(self._split)

@@ -52,7 +52,7 @@ async def test_errors_leave_the_socket_open(service: Service) -> None:
         await socket.send("{")
         assert json.loads(await socket.recv())["error"]["code"] == "invalid_json"
         for body, says in (
-            ({"op": "fly"}, "allowed: generate"),
+            ({"op": "fly"}, "allowed: open"),
             ({"op": "generate"}, "messages"),
             ({"op": "step", "action": 3}, "must be an object"),
             ({"op": "reward", "value": "x"}, "number"),
@@ -62,6 +62,56 @@ async def test_errors_leave_the_socket_open(service: Service) -> None:
             assert answer["id"] == "a" and says in answer["error"]["message"], answer
         answer = await ask(socket, op="generate", messages=[{"role": "user", "content": "x"}])
         assert "result" in answer
+
+
+def fresh(service: Service, key: str = "") -> Any:
+    url = service.url.replace("http", "ws") + "/v1/sessions/ws"
+    return websockets.connect(url, additional_headers={"Authorization": f"Bearer {key}"} if key else {}, max_size=None)
+
+
+async def test_sessions_opened_over_the_socket_one_after_the_other(service: Service) -> None:
+    async with fresh(service) as socket:
+        none = await ask(socket, op="finish")
+        assert "op = open" in none["error"]["message"]
+        for task in range(2):
+            sampling = {"max_new_tokens": 1}
+            session = (await ask(socket, id=0, op="open", env="tone-v0", task_index=task, sampling=sampling))["result"]
+            assert session["base_url"] == f"{service.url}/v1/sessions/{session['id']}/openai/v1"
+            again = await ask(socket, op="open", env="tone-v0")
+            assert again["error"]["code"] == "session_open"
+            answer = await ask(socket, op="generate", messages=session["observation"])
+            await ask(socket, op="step", action=answer["result"]["choices"][0]["message"])
+            done = (await ask(socket, op="finish"))["result"]
+            assert done["status"] == "completed" and done["trajectory_id"] == session["trajectory_id"]
+
+
+async def test_what_cannot_be_opened_says_why(service: Service) -> None:
+    async with fresh(service) as socket:
+        for body, says in (
+            ({"env": "tone-v0", "task_index": -1}, "task_index"),
+            ({"env": "nothing-v9"}, "nothing-v9"),
+            ({"environment": "tone-v0"}, "environment"),
+        ):
+            answer = await ask(socket, id=7, op="open", **body)
+            assert answer["id"] == 7 and says in answer["error"]["message"], answer
+        assert "result" in await ask(socket, op="open")
+    session = service.open()
+    async with connect(service, session) as socket:
+        assert "/v1/sessions/ws" in (await ask(socket, op="open"))["error"]["message"]
+
+
+async def test_a_session_outlives_its_socket(service: Service) -> None:
+    async with fresh(service) as socket:
+        session = (await ask(socket, op="open", sampling={"max_new_tokens": 1}))["result"]
+    async with connect(service, session) as socket:
+        answer = await ask(socket, op="generate", messages=[{"role": "user", "content": "x"}])
+        assert "result" in answer
+
+
+async def test_opening_takes_a_key(locked: Service) -> None:
+    with pytest.raises(websockets.InvalidStatus):
+        async with fresh(locked, key="no"):
+            pass
 
 
 async def test_a_foreign_key_is_refused(locked: Service) -> None:

@@ -83,7 +83,9 @@ def test_a_rendered_conversation_is_what_the_tokenizer_makes_of_it(name, tools):
     processor = Processor.load(resolve_model(name))
     messages = [Message("system", (Text("Be brief."),)), Message("user", (Text("How far? Ünïcödé <|im_end|> 日本"),))]
     rows = [{"role": m.role, "content": m.text} for m in messages]
-    theirs = processor.tokenizer.apply_chat_template(rows, tools=list(tools) or None, add_generation_prompt=True, tokenize=False)
+    theirs = processor.tokenizer.apply_chat_template(
+        rows, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+    )
     wanted = processor.tokenizer.encode(theirs, add_special_tokens=False)
     assert processor.render(messages, tools).ids == wanted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from relax_sdk.errors import (
@@ -82,6 +83,13 @@ def as_api_error(error: RelaxError) -> ApiError:
 def bad(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
     """A request that cannot be carried out as it is."""
     return ApiError(400, message, code, param)
+
+
+def invalid(errors: Sequence[Any]) -> ApiError:
+    """A request whose body pydantic refuses, with the first of its reasons."""
+    first = errors[0]
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    return bad(f"{place or 'body'}: {first['msg']}", place or None, "invalid_request")
 
 
 def unknown(what: str, id: str, why: str = "") -> ApiError:

@@ -59,8 +59,8 @@ class SessionBody(Body):
     sample_index: int = Field(default=0, ge=0, le=1 << 20, description="Which of several episodes of the task")
     run: str = Field(default="sessions", min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.:-]+$")
     mode: Literal["eval", "train"] = "eval"
-    sampling: SamplingBody = SamplingBody()
-    limits: LimitsBody = LimitsBody()
+    sampling: SamplingBody = Field(default_factory=SamplingBody)
+    limits: LimitsBody = Field(default_factory=LimitsBody)
     media: Literal["reference", "inline"] = Field(
         default="reference", description="How observations name media: relax-media:<sha256>, or whole as data URIs"
     )
@@ -79,8 +79,8 @@ class RolloutBody(Body):
     group_size: int = Field(default=1, ge=1, le=4096, description="Episodes of each task")
     seed: int = Field(default=0, ge=0, le=1 << 53)
     run: str | None = Field(default=None, min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.:-]+$")
-    sampling: SamplingBody = SamplingBody()
-    limits: LimitsBody = LimitsBody()
+    sampling: SamplingBody = Field(default_factory=SamplingBody)
+    limits: LimitsBody = Field(default_factory=LimitsBody)
     on_failure: Literal["retry", "count", "drop"] = "retry"
     max_retries: int = Field(default=1, ge=0, le=100)
 
@@ -106,7 +106,7 @@ class GenerateBody(Body):
     """Asks a trained model."""
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
-    sampling: SamplingBody = SamplingBody()
+    sampling: SamplingBody = Field(default_factory=SamplingBody)
 
 
 class EnvBody(Body):

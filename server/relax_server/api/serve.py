@@ -75,15 +75,16 @@ async def _serve(config: ServiceConfig) -> None:
 
         app = make_app(core, closing)
         settings = uvicorn.Config(
-            app,
+            app.asgi,
             log_config=None,
             access_log=False,
             proxy_headers=False,
             timeout_graceful_shutdown=CLOSE_SECONDS,
             ws_max_size=config.max_body,
+            ws_per_message_deflate=False,
         )
         server = _Server(settings)
-        Ending(core, app.state.hub, server, say, lambda: _kill(process)).listen()
+        Ending(core, app.sessions, server, say, lambda: _kill(process)).listen()
         settle()
         host, port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
         near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

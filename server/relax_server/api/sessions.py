@@ -258,7 +258,8 @@ class SessionHub:
         splits = await core.splits(spec)
         if opening.split not in splits:
             raise bad(f"{spec.id} has no split {opening.split!r}; there are {', '.join(splits)}", "split")
-        row = await core.media_threads.call(splits[opening.split].row, opening.task_index, limit=60.0)
+        rows, index = splits[opening.split], opening.task_index
+        row = rows.row(index) if rows.at_hand else await core.media_threads.call(rows.row, index, limit=60.0)
         id, secret = f"s_{secrets.token_hex(8)}", f"rls_{secrets.token_urlsafe(32)}"
         task = EpisodeTask(
             split=opening.split,

@@ -1,4 +1,4 @@
-"""A session over one WebSocket, for agents that step fast: a request and its answer are one message each way."""
+"""Sessions over a WebSocket, for agents that step fast: a request and its answer are one message each way."""
 
 from __future__ import annotations
 
@@ -6,108 +6,189 @@ import asyncio
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, WebSocket
-from starlette.websockets import WebSocketDisconnect
+from pydantic import ValidationError
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from relax_sdk.errors import RelaxError
 from relax_server.api import openai_chat
-from relax_server.api.actions import known_media, take_step
-from relax_server.api.auth import session_of
+from relax_server.api.actions import known_media, open_session, take_step
+from relax_server.api.auth import caller, session_of
 from relax_server.api.core import ServiceCore
-from relax_server.api.errors import as_api_error, bad
-from relax_server.api.sessions import ExternalSession
-
-router = APIRouter()
+from relax_server.api.errors import as_api_error, bad, invalid
+from relax_server.api.keys import Key
+from relax_server.api.schemas import SessionBody
+from relax_server.api.sessions import ExternalSession, SessionHub
 
 AT_ONCE = 64
 """Requests of one connection that are worked on together; more wait unread."""
 UNAUTHORISED, TOO_BIG = 4401, 1009
 
 
-@router.websocket("/v1/sessions/{id}/ws")
-async def session_socket(socket: WebSocket, id: str) -> None:
-    """`{"id": …, "op": "generate" | "step" | "reward" | "finish" | "cancel", …}`, answered by `{"id": …, "result": …}` or
-    `{"id": …, "error": …}`; the fields are those of the routes of the same names, `generate` takes a chat request."""
-    core: ServiceCore = socket.app.state.core
-    try:
-        session = await session_of(socket, core, socket.app.state.hub, id)
-    except RelaxError as error:
-        await socket.close(UNAUTHORISED, str(error)[:100])
-        return
-    await socket.accept()
-    gate, tasks = asyncio.Semaphore(AT_ONCE), set[asyncio.Task[None]]()
+class SessionSocket:
+    """`{"id": …, "op": …, …}`, answered by `{"id": …, "result": …}` or `{"id": …, "error": …}`.
 
-    async def work(raw: str | bytes) -> None:
+    `op` is `open`, `generate`, `step`, `reward`, `finish` or `cancel`; the fields are those of the routes of the same names,
+    `generate` takes a chat request.
+
+    Args:
+        core: of the service.
+        hub: of its sessions.
+    """
+
+    def __init__(self, core: ServiceCore, hub: SessionHub) -> None:
+        self.core, self.hub = core, hub
+
+    @property
+    def routes(self) -> list[WebSocketRoute]:
+        """A connection to a session that is open, and one that opens its own, one after the other."""
+        return [WebSocketRoute("/v1/sessions/ws", self.fresh), WebSocketRoute("/v1/sessions/{id}/ws", self.attached)]
+
+    async def attached(self, socket: WebSocket) -> None:
+        """To the session in the path."""
         try:
-            answer = await _answer(core, session, raw)
-            await socket.send_bytes(orjson.dumps(answer, default=str, option=orjson.OPT_SERIALIZE_NUMPY))
-        except (WebSocketDisconnect, RuntimeError):
-            return  # nobody is there any more
+            session = await session_of(socket, self.core, self.hub, socket.path_params["id"])
+        except RelaxError as error:
+            await socket.close(UNAUTHORISED, str(error)[:100])
+            return
+        await _Connection(self, socket, session).serve()
+
+    async def fresh(self, socket: WebSocket) -> None:
+        """To sessions that are opened over it."""
+        try:
+            key = await caller(socket, self.core)
+        except RelaxError as error:
+            await socket.close(UNAUTHORISED, str(error)[:100])
+            return
+        await _Connection(self, socket, None, key).serve()
+
+
+class _Connection:
+    """One client, and the session it plays.
+
+    Args:
+        around: the service.
+        socket: to the client.
+        session: None: none yet.
+        key: that may open one.
+    """
+
+    def __init__(
+        self, around: SessionSocket, socket: WebSocket, session: ExternalSession | None, key: Key | None = None
+    ) -> None:
+        self.core, self.hub, self.socket, self.key = around.core, around.hub, socket, key
+        self._session = session
+        self._opening = False
+
+    async def serve(self) -> None:
+        """Answer until the client goes away; its session stays, until it has been idle for too long."""
+        await self.socket.accept()
+        gate, tasks = asyncio.Semaphore(AT_ONCE), set[asyncio.Task[None]]()
+
+        async def work(raw: str | bytes) -> None:
+            try:
+                answer = await self._answer(raw)
+                await self.socket.send_bytes(orjson.dumps(answer, default=str, option=orjson.OPT_SERIALIZE_NUMPY))
+            except (WebSocketDisconnect, RuntimeError):
+                return  # nobody is there any more
+            finally:
+                gate.release()
+
+        try:
+            while True:
+                await gate.acquire()
+                message = await self.socket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                raw = message.get("bytes") or message.get("text") or b""
+                if len(raw) > self.core.config.max_body:
+                    await self.socket.close(TOO_BIG, f"a message has more than {self.core.config.max_body} bytes")
+                    return
+                task = asyncio.get_running_loop().create_task(work(raw))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
         finally:
-            gate.release()
+            for task in tasks:
+                task.cancel()
 
-    try:
-        while True:
-            await gate.acquire()
-            message = await socket.receive()
-            if message["type"] == "websocket.disconnect":
-                return
-            raw = message.get("bytes") or message.get("text") or b""
-            if len(raw) > core.config.max_body:
-                await socket.close(TOO_BIG, f"a message has more than {core.config.max_body} bytes")
-                return
-            task = asyncio.get_running_loop().create_task(work(raw))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _answer(core: ServiceCore, session: ExternalSession, raw: str | bytes) -> dict[str, Any]:
-    """The answer to one message."""
-    id: Any = None
-    try:
+    async def _answer(self, raw: str | bytes) -> dict[str, Any]:
+        """The answer to one message."""
+        id: Any = None
         try:
-            body = orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
-            raise bad(f"the message is not JSON: {error}", code="invalid_json") from error
-        if not isinstance(body, dict):
-            raise bad("the message must be a JSON object")
-        id = body.get("id")
-        return {"id": id, "result": await _carry_out(core, session, body)}
-    except RelaxError as error:
-        return {"id": id} | as_api_error(error).body
+            try:
+                body = orjson.loads(raw)
+            except orjson.JSONDecodeError as error:
+                raise bad(f"the message is not JSON: {error}", code="invalid_json") from error
+            if not isinstance(body, dict):
+                raise bad("the message must be a JSON object")
+            id = body.pop("id", None)
+            return {"id": id, "result": await self._carry_out(body.pop("op", None), body)}
+        except RelaxError as error:
+            return {"id": id} | as_api_error(error).body
 
+    async def _carry_out(self, op: Any, body: dict[str, Any]) -> Any:
+        match op:
+            case "open":
+                return await self._open(body)
+            case "generate":
+                return await self._generate(body)
+            case "step":
+                return await take_step(self.core, self.session, body.get("action"))
+            case "reward":
+                value, name = body.get("value"), body.get("name", "reward")
+                if not isinstance(value, (int, float)) or not isinstance(name, str):
+                    raise bad("a reward needs a number as its value, and a name", "value")
+                self.session.reward(name, value)
+                return {"name": name, "value": value}
+            case "finish":
+                return await self.session.finish()
+            case "cancel":
+                self.session.cancel()
+                return {}
+            case other:
+                raise bad(f"op = {other!r}; allowed: open, generate, step, reward, finish, cancel", "op")
 
-async def _carry_out(core: ServiceCore, session: ExternalSession, body: dict[str, Any]) -> Any:
-    match body.get("op"):
-        case "generate":
-            refs = await known_media(core, body.get("messages"))
-            call = openai_chat.read_chat(body, session.sampling, refs, session.fixed)
-            if call.stream:
-                raise bad("a socket does not stream; use the chat route", "stream", "unsupported")
-            stop, processor = call.sampling.stop, core.processor
-            answer = await session.generate(
-                call.messages,
-                call.sampling,
-                call.tools,
-                call.tools_key,
-                shown=lambda message, turn: openai_chat.shown(message, turn, stop, processor),
-            )
-            return openai_chat.completion(f"chatcmpl-{session.id}", call, answer, processor)
-        case "step":
-            return await take_step(core, session, body.get("action"))
-        case "reward":
-            value, name = body.get("value"), body.get("name", "reward")
-            if not isinstance(value, (int, float)) or not isinstance(name, str):
-                raise bad("a reward needs a number as its value, and a name", "value")
-            session.reward(name, value)
-            return {"name": name, "value": value}
-        case "finish":
-            return await session.finish()
-        case "cancel":
-            session.cancel()
-            return {}
-        case other:
-            raise bad(f"op = {other!r}; allowed: generate, step, reward, finish, cancel", "op")
+    @property
+    def session(self) -> ExternalSession:
+        """The one that is played.
+
+        Raises:
+            ApiError: there is none yet.
+        """
+        if self._session is None:
+            raise bad("no session yet; send op = open, and wait for its answer", "op", "no_session")
+        return self._session
+
+    async def _open(self, body: dict[str, Any]) -> Any:
+        if self.key is None:
+            raise bad("this connection belongs to one session; open others over /v1/sessions/ws", "op")
+        if self._opening or (self._session is not None and not self._session.over):
+            raise bad("this connection has an open session; finish or cancel it first", "op", "session_open")
+        try:
+            wanted = SessionBody.model_validate(body)
+        except ValidationError as error:
+            raise invalid(error.errors()) from error
+        url = self.socket.base_url
+        base = url.replace(scheme="https" if url.scheme == "wss" else "http")
+        self._opening = True
+        try:
+            self._session, told = await open_session(self.core, self.hub, self.key, wanted, str(base))
+        finally:
+            self._opening = False
+        return told
+
+    async def _generate(self, body: dict[str, Any]) -> Any:
+        session, processor = self.session, self.core.processor
+        refs = await known_media(self.core, body.get("messages"))
+        call = openai_chat.read_chat(body, session.sampling, refs, session.fixed)
+        if call.stream:
+            raise bad("a socket does not stream; use the chat route", "stream", "unsupported")
+        stop = call.sampling.stop
+        answer = await session.generate(
+            call.messages,
+            call.sampling,
+            call.tools,
+            call.tools_key,
+            shown=lambda message, turn: openai_chat.shown(message, turn, stop, processor),
+        )
+        return openai_chat.completion(f"chatcmpl-{session.id}", call, answer, processor)

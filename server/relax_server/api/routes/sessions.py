@@ -10,10 +10,10 @@ from fastapi.responses import Response
 from starlette.requests import Request
 
 from relax_sdk.errors import RelaxError
-from relax_server.api.actions import take_step
+from relax_server.api import actions
 from relax_server.api.dependencies import Caller, Core, Hub, Session
 from relax_server.api.schemas import RewardBody, SessionBody, StepBody
-from relax_server.api.sessions import ExternalSession, Opening
+from relax_server.api.sessions import ExternalSession
 from relax_server.api.wire import finished, follow, json_response, on_wire
 
 router = APIRouter()
@@ -22,32 +22,8 @@ router = APIRouter()
 @router.post("/v1/sessions", status_code=201)
 async def open_session(body: SessionBody, core: Core, hub: Hub, key: Caller, request: Request) -> Response:
     """Open an episode that an agent outside plays."""
-    opening = Opening(
-        env=body.env,
-        split=body.split,
-        task_index=body.task_index,
-        seed=body.seed,
-        run=body.run,
-        train=body.mode == "train",
-        sampling=body.sampling.over(core.config.sampling),
-        limits=body.limits.model_dump(exclude_none=True),
-        sample_index=body.sample_index,
-        metadata=body.metadata,
-    )
-    opened, secret, messages = await hub.open(opening, key)
-    opened.media_form = body.media
-    base = str(request.base_url).rstrip("/")
-    answer = {
-        "id": opened.id,
-        "key": secret,
-        "base_url": f"{base}/v1/sessions/{opened.id}/openai/v1",
-        "observation": on_wire(messages, body.media),
-        "tools": list(opened.tools),
-        "seed": opened.episode.task.seed,
-        "info": opened.episode.session.outcome.info if opened.episode.session.outcome else {},
-        "trajectory_id": opened.trajectory_id,
-    }
-    return json_response(answer, 201)
+    _, told = await actions.open_session(core, hub, key, body, str(request.base_url))
+    return json_response(told, 201)
 
 
 @router.get("/v1/sessions")
@@ -76,7 +52,7 @@ async def cancel_session(session: Session) -> Response:
 @router.post("/v1/sessions/{id}/step")
 async def step(core: Core, session: Session, body: StepBody) -> Response:
     """Act in the environment; tool calls go to its tools."""
-    return json_response(await take_step(core, session, body.action))
+    return json_response(await actions.take_step(core, session, body.action))
 
 
 @router.post("/v1/sessions/{id}/reward")

@@ -1,0 +1,56 @@
+"""What stands before the application: the log, the check of the host's name, and the routes that are asked for most."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from fastapi.responses import Response
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.routing import Match, Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from relax_server.api.logs import RequestLog
+from relax_server.api.settings import ServiceConfig
+
+Fails = Callable[[Request, Exception], Awaitable[Response]]
+
+
+class Shortcut:
+    """Routes that are tried before the application's, and before all that those need.
+
+    Args:
+        app: where everything else goes.
+        routes: whose endpoints answer their own errors.
+        failed: answers a request whose endpoint did not.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Sequence[Route | WebSocketRoute], failed: Fails) -> None:
+        self.app = app
+        self._routes = [(route, ServerErrorMiddleware(route.handle, handler=failed)) for route in routes]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            for route, handle in self._routes:
+                match, found = route.matches(scope)
+                if match is Match.FULL:
+                    scope.update(found)
+                    await handle(scope, receive, send)
+                    return
+        await self.app(scope, receive, send)
+
+
+def in_front(app: ASGIApp, routes: Sequence[Route | WebSocketRoute], failed: Fails, config: ServiceConfig) -> ASGIApp:
+    """The application with all that stands before it.
+
+    Args:
+        app: the application.
+        routes: that are tried first.
+        failed: answers a request in which an endpoint of `routes` failed.
+        config: of the service.
+    """
+    inner: ASGIApp = Shortcut(app, routes, failed)
+    if config.loopback:  # a web page must not reach it under a name of its own
+        inner = TrustedHostMiddleware(inner, allowed_hosts=[config.host, "127.0.0.1", "localhost", "::1", "[::1]"])
+    return RequestLog(inner)
