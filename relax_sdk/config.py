@@ -95,6 +95,9 @@ class RolloutConfig:
     """The run ends when this many groups in a row have no usable episode."""
     concurrency: int = 1024
     """Episodes in flight at once."""
+    fork_agents: bool = True
+    """An agent that is a Python program is forked from a process that has imported `openai` and the like already, where it
+    does so at its top; False starts a new interpreter for every episode."""
     reset_timeout: float = 60.0
     """Seconds, as all time-outs here; queueing does not count."""
     turn_timeout: float = 120.0

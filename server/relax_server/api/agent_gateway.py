@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import shlex
-import signal
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +21,7 @@ from relax_sdk.errors import ConfigError, EpisodeError, RelaxError
 from relax_sdk.media import MediaRef, MediaStore
 from relax_sdk.messages import Message
 from relax_server.api.actions import take_step
+from relax_server.api.agent_processes import TERM_SECONDS, AgentProcess, AgentProcesses, end
 from relax_server.api.auth import bearer
 from relax_server.api.chat_route import ChatRoute
 from relax_server.api.errors import ApiError, as_api_error, bad, unknown
@@ -38,8 +37,6 @@ logger = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 MAX_BODY = 64 << 20
 MEDIA_LIMIT = 60.0
-TERM_SECONDS = 3.0
-"""Between asking an agent to end and killing it."""
 KEPT_OUTPUT = 16 << 10
 """Bytes of an agent's output that are kept with its trajectory: the last ones."""
 CLOSE_SECONDS = 5.0
@@ -82,18 +79,22 @@ class AgentGateway:
         processor: of the model.
         store: where media are.
         threads: that read media.
+        fork: whether a Python program may be forked from a process that has imported its libraries.
 
     Raises:
         ConfigError: the command is empty, or its quotes do not match.
     """
 
-    def __init__(self, command: str | Sequence[str], processor: Processor, store: MediaStore, threads: CallThreads) -> None:
+    def __init__(
+        self, command: str | Sequence[str], processor: Processor, store: MediaStore, threads: CallThreads, fork: bool = True
+    ) -> None:
         try:
             self.command = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
         except ValueError as error:
             raise ConfigError(f"agent = {command!r}: not a command line ({error})") from error
         if not self.command:
             raise ConfigError("agent is an empty command; name a program, such as 'python my_agent.py'")
+        self._processes = AgentProcesses(self.command, fork)
         self.processor, self.store, self.media_threads, self.max_body = processor, store, threads, MAX_BODY
         self.url = ""
         self._sessions: dict[str, AgentSession] = {}
@@ -125,17 +126,7 @@ class AgentGateway:
         base = f"{self.url}/v1/sessions/{played.id}/openai/v1"
         told = {"RELAX_BASE_URL": self.url, "RELAX_SESSION_ID": played.id, "RELAX_SESSION_KEY": secret}
         told |= {"OPENAI_BASE_URL": base, "OPENAI_API_KEY": secret}
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env=os.environ | told,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise EpisodeError(f"the agent {self.command[0]!r} cannot be started: {error.strerror}") from error
+        process = await self._processes.start(told)
         output = bytearray()
         reading = asyncio.create_task(_keep_end(process, output))
         ended, finished = asyncio.create_task(process.wait()), asyncio.create_task(played.ended.wait())
@@ -145,7 +136,7 @@ class AgentGateway:
                 await asyncio.wait({ended}, timeout=TERM_SECONDS)
         finally:
             finished.cancel()
-            await _end(process)
+            await end(process)
             reading.cancel()
             text = bytes(output).decode(errors="replace")
             played.session.extra_info["agent_output"] = text
@@ -177,6 +168,7 @@ class AgentGateway:
             self._server.should_exit = True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._serving, CLOSE_SECONDS)
+        await self._processes.close()
         self.media_threads.close()
 
     def app(self) -> Starlette:
@@ -255,19 +247,8 @@ class AgentGateway:
         return body
 
 
-async def _keep_end(process: asyncio.subprocess.Process, output: bytearray) -> None:
+async def _keep_end(process: AgentProcess, output: bytearray) -> None:
     """Read what a process writes, and keep the end of it."""
-    assert process.stdout is not None
-    while part := await process.stdout.read(1 << 16):
+    while part := await process.output.read(1 << 16):
         output += part
         del output[:-KEPT_OUTPUT]
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ask a process and all that it started to end, and kill what is left."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        if process.returncode is None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), TERM_SECONDS)

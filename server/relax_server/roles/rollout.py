@@ -70,7 +70,8 @@ class RolloutRole:
         agent: Agent | None = first.agent
         warmup: Agent | None = None
         if isinstance(first.agent, (str, Sequence)):
-            self.gateway = AgentGateway(first.agent, self.processor, self.store, CallThreads("agent media", 2))
+            fork = first.config.rollout.fork_agents
+            self.gateway = AgentGateway(first.agent, self.processor, self.store, CallThreads("agent media", 2), fork)
             agent, warmup = self.gateway.play, default_agent(first.spec.load())
         self.worker = RolloutWorker(
             first.spec,
