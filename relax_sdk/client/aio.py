@@ -63,7 +63,7 @@ class AsyncClient(Settings):
         import httpx
 
         super().__init__(url, key, timeout)
-        self._http = httpx.AsyncClient(base_url=self.url, headers=self.headers, timeout=timeout)
+        self._http = httpx.AsyncClient(base_url=self.url, headers=self.headers, timeout=timeout, verify=self.verify)
 
     async def envs(self) -> list[dict[str, Any]]:
         """See `Client.envs`."""

@@ -74,7 +74,7 @@ class Client(Settings):
         import httpx
 
         super().__init__(url, key, timeout)
-        self._http = httpx.Client(base_url=self.url, headers=self.headers, timeout=timeout)
+        self._http = httpx.Client(base_url=self.url, headers=self.headers, timeout=timeout, verify=self.verify)
 
     def envs(self) -> list[dict[str, Any]]:
         """The environments that can be played."""
