@@ -1,12 +1,12 @@
 """Thousands of sessions at once, each step of whose environment waits a second: do they all succeed, and how long is a step?
 
-    python -m benchmarks.sessions [--sessions 4096] [--times 3] [--python .venv-peers/bin/python --openenv 2048]
+    python -m benchmarks.sessions [--sessions 4096 2048] [--times 3] [--python .venv-peers/bin/python --openenv 2048]
 
 Two ways. *As they come*: all begin at once, and each is opened, steps once and ends by itself, as in the scaling test that
 OpenEnv's documentation describes; those that were opened early have ended when the last one opens. *Held open*: nobody steps
-before the last is open, then all do in the same moment, which is the hardest moment there can be. A session of ours is one
-`POST /v1/sessions`, a WebSocket, one model call by a fake engine that answers at once, one step of 1 s (`asyncio.sleep`, no
-thread is held), and the end, answered when the trajectory is durable; `--http` has requests in place of the socket. OpenEnv
+before the last is open, then all do in the same moment, which is the hardest moment there can be. A session of ours is a
+WebSocket, its opening, one model call by a fake engine that answers at once, one step of 1 s (`asyncio.sleep`, no thread is
+held), and the end, answered when the trajectory is durable; `--http` has requests in place of the socket. OpenEnv
 0.10.0 (`make .venv-peers`), with the same wait in `step_async`, has a WebSocket, a reset and the step, and records nothing.
 
 Client and server share the machine's cores; each measurement has a server of its own. A step's time is the client's, from
@@ -162,27 +162,27 @@ def figures(seen: Seen, sessions: int, wall: float, server: Server) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=4096)
+    parser.add_argument("--sessions", type=int, nargs="+", default=[4096, 2048])
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--http", action="store_true", help="ours by requests too")
     parser.add_argument("--python", type=Path, help="of an environment with OpenEnv: make .venv-peers")
     parser.add_argument("--openenv", type=int, default=2048, help="sessions of OpenEnv")
     args = parser.parse_args()
-    kinds: dict[str, tuple[int, type[Session] | None]] = {"relax, socket": (args.sessions, SocketSession)}
+    kinds: list[tuple[str, int, type[Session] | None]] = [("relax, socket", n, SocketSession) for n in args.sessions]
     if args.http:
-        kinds["relax, HTTP"] = args.sessions, Session
+        kinds += [("relax, HTTP", n, Session) for n in args.sessions]
     if args.python is not None:
-        kinds["OpenEnv 0.10.0"] = args.openenv, None
-    seen: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        kinds.append(("OpenEnv 0.10.0", args.openenv, None))
+    seen: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         with started(module("benchmarks.fake_engine"), said("engine at "), root / "engine.log") as engine:
             for repetition in range(args.times):
                 for way in WAYS:
-                    for name, (sessions, kind) in kinds.items():
+                    for name, sessions, kind in kinds:
                         with contextlib.ExitStack() as stack:
                             if kind is not None:
-                                folder = root / f"{name}-{way}-{repetition}"
+                                folder = root / f"{name}-{sessions}-{way}-{repetition}"
                                 server = stack.enter_context(service(engine.url, folder))
                                 one = ours(server, kind)
                             else:
@@ -190,12 +190,12 @@ def main() -> None:
                                 server = stack.enter_context(openenv(args.python, root, "wait", 1, sessions))
                                 one = theirs(server)
                             found = asyncio.run(measure(one, server, sessions, way))
-                        seen.setdefault((way, name), []).append(found)
-                        print(f"repetition {repetition + 1}, {name}, {way}: {found}", flush=True)
+                        seen.setdefault((way, name, sessions), []).append(found)
+                        print(f"repetition {repetition + 1}, {name}, {sessions}, {way}: {found}", flush=True)
     rows = [
-        {"way": way, "system": name, "sessions": kinds[name][0]}
+        {"way": way, "system": name, "sessions": sessions}
         | {figure: statistics.median(run[figure] for run in runs) for figure in runs[0]}
-        for (way, name), runs in seen.items()
+        for (way, name, sessions), runs in seen.items()
     ]
     bars = {"succeeded": 0.95, "step p99, s": 2.0, "server MB": 2048}
     save("sessions", rows, bars=bars, engine="fake", times=args.times)
