@@ -32,7 +32,6 @@ from relax_server.bus.base import Bus
 from relax_server.bus.cluster import join_cluster, ray
 from relax_server.bus.field_queue import FieldQueue
 from relax_server.bus.local import LocalBus
-from relax_server.bus.queue_actors import Controller
 from relax_server.bus.transfer_queue import TransferQueueBus
 from relax_server.journal import open_journal
 from tensordict import TensorDict
@@ -103,8 +102,9 @@ def through_bus(
             part = groups[start : start + batch]
 
             def commit(part: list[Group] = part, start: int = start) -> None:
-                for audio in sum(sounds[start : start + batch], []):
-                    store.put(audio)
+                for own in sounds[start : start + batch]:
+                    for sound in own:
+                        store.put(sound)
                 journal.commit_many(part, "bench")
 
             timed(times, "commit", commit)

@@ -25,7 +25,6 @@ from tensordict import TensorDict
 from transfer_queue import GRPOGroupNSampler, SequentialSampler, TransferQueueClient
 from transfer_queue.controller import TransferQueueController
 from transfer_queue.storage.simple_storage import SimpleStorageUnit
-from transfer_queue.utils.common import DEFAULT_TORCH_NUM_THREADS
 
 from relax_sdk.trajectory import encode_group
 
@@ -310,21 +309,3 @@ def test_rows_of_the_bus_are_freed_and_written_one_by_one(
     assert 10 * row <= size_on_disk(tmp_path / "saved") < 11 * row
     bus.ack(ids[:9], 1)
     assert held_bytes(storage) < 2 * row
-
-
-# ------------------------------------------------------------------------------------------------------ 8: torch's threads
-
-
-def test_upstreams_client_sets_torchs_threads_for_the_whole_process_and_the_bus_does_not(
-    raw: Raw, bus: TransferQueueBus, journal: Journal
-) -> None:
-    before, chosen = torch.get_num_threads(), DEFAULT_TORCH_NUM_THREADS + 1
-    try:
-        torch.set_num_threads(chosen)
-        commit(journal, "a")
-        assert take(bus, 1) == ["a"]
-        assert torch.get_num_threads() == chosen
-        put(raw.client(), "threads", "k", 1)
-        assert torch.get_num_threads() == DEFAULT_TORCH_NUM_THREADS
-    finally:
-        torch.set_num_threads(before)

@@ -2,7 +2,7 @@
 
 A row is a group. Its index, fields and readiness are TransferQueue's; what is put into a field comes back as it was. Rows are
 put and read through TransferQueue's storage manager, one level below `TransferQueueClient.put` and `get_data`: those also set
-the number of torch's threads for the whole process, in the middle of a training step if need be.
+the number of torch's threads, and send a request for tags with every put, which the bus does not use.
 """
 
 from __future__ import annotations
