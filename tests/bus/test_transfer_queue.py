@@ -245,6 +245,34 @@ def test_a_role_without_a_queue_waits_a_while_and_says_so(ray_cluster: None) -> 
         lonely.take_fields(["group"], 1, "reference", 0.0)
 
 
+def run_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def test_a_role_in_another_process_joins_by_address(bus: Any, journal: Journal, shared_queue: str) -> None:
+    import ray
+
+    code = """
+import sys
+from relax_server.bus.field_queue import FieldQueue
+role = FieldQueue("run-1", address=sys.argv[1], name=sys.argv[2])
+rows = role.take_fields(["group"], 2, "reference", 60.0)
+role.put_fields([row.group_id for row in rows], {"rewards": [[t.reward for t in row.fields["group"].trajectories] for row in rows]})
+role.close()
+"""
+    commit(journal, "a", "b")
+    bus.take(2, 0, 0, LONG)
+    done = run_process(code, ray.get_runtime_context().gcs_address, shared_queue)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [row.fields["rewards"].tolist() for row in bus.get_fields(["a", "b"], ["rewards"], LONG)] == [[0.0, 1.0]] * 2
+
+
 def test_a_process_that_has_no_ray_starts_one_and_ends_it(tmp_path: Path) -> None:
     code = """
 import sys
@@ -260,13 +288,7 @@ print(bus.take(1, 0, 0, 30.0).groups[0].id, len(bus._actors.storages))
 bus.close()
 assert not ray.is_initialized()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "journal.db")],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    done = run_process(code, str(tmp_path / "journal.db"))
     assert done.stdout.split() == ["a", "2"], done.stderr[-2000:]
 
 
