@@ -263,7 +263,8 @@ import sys
 from relax_server.bus.field_queue import FieldQueue
 role = FieldQueue("run-1", address=sys.argv[1], name=sys.argv[2])
 rows = role.take_fields(["group"], 2, "reference", 60.0)
-role.put_fields([row.group_id for row in rows], {"rewards": [[t.reward for t in row.fields["group"].trajectories] for row in rows]})
+groups = [row.fields["group"] for row in rows]
+role.put_fields([g.id for g in groups], {"rewards": [[t.reward for t in g.trajectories] for g in groups]})
 role.close()
 """
     commit(journal, "a", "b")

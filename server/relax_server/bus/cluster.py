@@ -7,7 +7,9 @@ import secrets
 
 from relax_sdk.errors import BusError, ConfigError
 
-os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")  # its warnings are one for every look at what is not there yet
+# TransferQueue reads these when it is imported.
+os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")  # it warns at every look at what is not there yet
+os.environ.setdefault("TQ_STORAGE_HANDSHAKE_MAX_RETRIES", "10")  # seconds; 3 are few on a busy machine
 try:
     import ray
     import transfer_queue  # noqa: F401

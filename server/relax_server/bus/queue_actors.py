@@ -125,10 +125,14 @@ def find(name: str, timeout: float) -> QueueActors | None:
 
 
 def _named(name: str) -> Actor | None:
+    if not ray.is_initialized():  # or Ray would start a cluster of its own
+        raise QueueFailed("this process has left its Ray cluster")
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
         return None
+    except (RayError, ConnectionError, RuntimeError) as error:
+        raise QueueFailed(f"the Ray cluster does not answer: {error}") from error
 
 
 def _attach(controller: Actor, timeout: float) -> QueueActors | None:

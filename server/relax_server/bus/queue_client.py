@@ -33,6 +33,7 @@ ID = "id"
 CHECK_SECONDS = 1.0
 """A call that takes this long makes us ask whether the queue lives."""
 CLOSE_SECONDS = 5.0
+IO_THREADS = 2
 
 
 class QueueClient:
@@ -53,10 +54,11 @@ class QueueClient:
         """
         self.actors, self.timeout = actors, timeout
         controller, *storages = actors.addresses
-        self._client: Any = AsyncTransferQueueClient(f"relax-{uuid.uuid4().hex[:8]}", controller)
+        self._client: Any = AsyncTransferQueueClient(f"relax-{uuid.uuid4().hex[:8]}", controller, zmq_io_threads=IO_THREADS)
         try:
             self._client.initialize_storage_manager("SimpleStorage", {"zmq_info": dict(enumerate(storages))})
         except Exception as error:  # a handshake that fails is reported in many ways
+            self._client.close()
             raise QueueFailed(f"the queue's controller does not answer: {error}") from error
         self._checked = time.monotonic()
         self._loop = asyncio.new_event_loop()
