@@ -81,14 +81,17 @@ class QueueActors:
         Raises:
             QueueFailed: one is dead, which is known at once, or does not answer within `timeout` seconds.
         """
-        asked: list[Any] = [actor.get_zmq_server_info.remote() for actor in (self.controller, *self.storages)]
+        _in_cluster()
         try:
-            ray.get(asked, timeout=timeout)
+            asked: list[Any] = [actor.get_zmq_server_info.remote() for actor in (self.controller, *self.storages)]
+            ray.get(asked, timeout=max(timeout, 0.0))
         except RayError as error:
             raise QueueFailed(f"an actor of the queue is dead or hangs: {error}") from error
 
     def stop(self) -> None:
         """End all actors; those that are dead already do no harm."""
+        if not ray.is_initialized():
+            return  # they ended with the cluster, or their owner
         for actor in (self.controller, *self.storages):
             _kill(actor)
 
@@ -124,9 +127,14 @@ def find(name: str, timeout: float) -> QueueActors | None:
     return None if controller is None else _attach(controller, timeout)
 
 
-def _named(name: str) -> Actor | None:
-    if not ray.is_initialized():  # or Ray would start a cluster of its own
+def _in_cluster() -> None:
+    """Ray starts a cluster of its own when it is asked for something without one."""
+    if not ray.is_initialized():
         raise QueueFailed("this process has left its Ray cluster")
+
+
+def _named(name: str) -> Actor | None:
+    _in_cluster()
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:

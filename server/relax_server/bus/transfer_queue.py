@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from relax_sdk.trajectory import Group
 from relax_server.bus.base import Batch
-from relax_server.bus.cluster import ray
 from relax_server.bus.field_queue import GROUP, QUEUE_NAME, FieldQueue, first_fields, partition_name
 from relax_server.bus.local import LocalBus
 from relax_server.bus.queue_actors import QueueActors, QueueFailed, obtain
@@ -150,7 +149,7 @@ class TransferQueueBus(FieldQueue):
         self._local.close()
         self._closed.set()
         with self._lock:
-            if self._mine is not None and ray.is_initialized():
+            if self._mine is not None:
                 self._mine.stop()
             else:
                 self.forget(list(self._places))

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of buses."""
+"""Fixtures that the whole session shares."""
 
 from queue_cluster import ray_cluster, shared_queue
 
