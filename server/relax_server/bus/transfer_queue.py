@@ -81,7 +81,7 @@ class TransferQueueBus(FieldQueue):
 
         Raises:
             JournalError: the journal failed, the bus was closed, or a lease was lost to another consumer.
-            BusError: the queue cannot be rebuilt; the groups are ready again.
+            BusError: the queue cannot be rebuilt, or the bus was closed meanwhile; the groups are ready again.
         """
         batch = self._local.take(n, version, max_staleness, timeout)
         if batch is None:
@@ -170,7 +170,8 @@ class TransferQueueBus(FieldQueue):
             rows = self._get(client, ids, [GROUP])
             if rows is not None:
                 return [row.fields[GROUP] for row in rows]
-            self._closed.wait(READY_PAUSE)
+            if self._closed.wait(READY_PAUSE):
+                break
         raise QueueFailed(f"groups that were put did not become ready within {self.call_timeout:g} s")
 
     def _locate(self, client: QueueClient, group_ids: Sequence[str]) -> dict[str, str]:
@@ -182,8 +183,7 @@ class TransferQueueBus(FieldQueue):
         if self._client is None:
             failed, self._actors = self._actors, None
             self._actors, started = obtain(self.name, self.storage_units, failed, timeout)
-            if started:
-                self._mine = self._actors
+            self._mine = self._actors if started else None
             self._connect(self._actors)
         assert self._client is not None
         self._client.check()
