@@ -158,51 +158,43 @@ def test_fields_that_make_no_sense_are_refused(role: Any, fields: dict[str, Any]
 # ------------------------------------------------------------------------------------------------------- failures, restarts
 
 
-@pytest.mark.parametrize("victim", ["storage", "controller"])
-def test_every_group_is_delivered_once_though_an_actor_is_killed_in_mid_use(bus: Any, journal: Journal, victim: str) -> None:
-    commit(journal, *(f"g{i:02d}" for i in range(80)))
-    actors = bus._actors
-    pid = pid_of(actors.controller if victim == "controller" else actors.storages[0])
+def test_every_group_is_delivered_once_though_actors_are_killed_in_mid_use(bus: Any, role: Any, journal: Journal) -> None:
+    groups = [make_group(f"g{i:02d}", tokens=1 + i) for i in range(60)]
+    journal.commit_many(groups, RUN)
     taken: list[str] = []
-    reached = threading.Event()
+    counted: list[int] = []
+    reached, done = threading.Event(), threading.Event()
 
-    def consume() -> None:
-        for step in range(40):
-            batch = bus.take(2, 0, 0, LONG)
-            taken.extend(ids_of(batch))
-            if step % 4 == 3:
-                bus.ack(taken[-8:], step)
-            if step == 5:
+    def count() -> None:
+        while not done.is_set():
+            rows = role.take_fields(["group", "n_tokens"], 4, "count", 0.2)
+            role.put_fields(ids_of(rows), {"count": [row.fields["n_tokens"] for row in rows]})
+
+    def train() -> None:
+        for step in range(30):
+            ids = ids_of(bus.take(2, 0, 0, LONG))
+            counted.extend(int(row.fields["count"][0]) for row in bus.get_fields(ids, ["count"], REBUILD))
+            taken.extend(ids)
+            if step % 5 == 4:
+                bus.ack(taken[-10:], step)
+            if step in (7, 18):
                 reached.set()
 
-    thread = threading.Thread(target=consume)
-    thread.start()
-    assert reached.wait(LONG)
-    end_process(pid)
-    thread.join(REBUILD)
-    assert taken == [f"g{i:02d}" for i in range(80)], "each once, in order"
-    assert journal.counts(RUN) == JournalCounts(acked=80)
-    assert bus._actors != actors, "it was killed before the end"
-
-
-def test_roles_are_served_again_what_a_dead_queue_held(bus: Any, role: Any, journal: Journal) -> None:
-    commit(journal, *"abc")
-    bus.take(3, 0, 0, LONG)
-    bus.ack(["a"], 1)
-    assert len(role.take_fields(["group"], 3, "reference", LONG)) == 2
-    role.put_fields(["b"], {"x": [1]})
-    end_process(pid_of(bus._actors.storages[0]))
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.extend(bus.get_fields(["b", "c"], ["x"], REBUILD)))
-    thread.start()  # waits for fields, finds out, and rebuilds
-    again: list[str] = []
-    while len(again) < 2:
-        rows = role.take_fields(["group"], 3, "reference", LONG)
-        again += ids_of(rows)
-        role.put_fields(ids_of(rows), {"x": [7 for _ in rows]})
-    thread.join(REBUILD)
-    assert again == ["b", "c"]
-    assert [row.fields["x"].tolist() for row in found] == [[7], [7]]
+    trainer, counter = threading.Thread(target=train), threading.Thread(target=count)
+    trainer.start()
+    counter.start()
+    for victim in ("storage", "controller"):
+        assert reached.wait(REBUILD)
+        reached.clear()
+        actors = bus._actors
+        end_process(pid_of(actors.controller if victim == "controller" else actors.storages[0]))
+    trainer.join(REBUILD)
+    done.set()
+    counter.join(REBUILD)
+    assert bus._actors != actors, "the last kill was noticed"
+    assert taken == [group.id for group in groups], "each once, in order"
+    assert counted == [2 * (1 + i) for i in range(60)]
+    assert journal.counts(RUN) == JournalCounts(acked=60)
 
 
 def test_a_queue_that_hangs_is_replaced_and_without_a_new_one_the_groups_are_ready_again(
