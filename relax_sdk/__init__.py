@@ -21,6 +21,7 @@ from relax_sdk.config import (
 )
 from relax_sdk.env import Env, MessageSpace
 from relax_sdk.errors import (
+    BusError,
     CheckpointError,
     ConfigError,
     EngineAborted,
@@ -62,6 +63,7 @@ __all__ = [
     "AssistantMessage",
     "AsyncClient",
     "Audio",
+    "BusError",
     "CheckpointError",
     "Client",
     "ConfigError",

@@ -13,6 +13,7 @@ RelaxError
 │   ├── EngineUnavailable    it cannot be reached, or did not answer in time
 │   └── EngineAborted        the request was aborted before it finished
 ├── JournalError             the journal cannot be read or written, or a lease is not held
+├── BusError                 the queue between the training roles cannot be started, reached or rebuilt
 ├── TrainingError            the trainer failed
 │   └── CheckpointError      a checkpoint is missing, damaged or of another model
 ├── RunError                 a run ended before its last step
@@ -26,6 +27,7 @@ import traceback
 from pathlib import Path
 
 __all__ = [
+    "BusError",
     "CheckpointError",
     "ConfigError",
     "EngineAborted",
@@ -107,6 +109,10 @@ class EngineAborted(EngineError):
 
 class JournalError(RelaxError):
     """The journal cannot be read or written, or a lease is not (or no longer) held."""
+
+
+class BusError(RelaxError):
+    """The queue between the training roles cannot be started, reached or rebuilt; the journal still holds every group."""
 
 
 class TrainingError(RelaxError):

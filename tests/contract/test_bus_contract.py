@@ -33,19 +33,24 @@ def journal(tmp_path: Path, clock: ManualClock) -> Iterator[Journal]:
     journal.close()
 
 
-@pytest.fixture(params=["local"])
+@pytest.fixture(params=["local", "transfer_queue"])
 def open_bus(
     request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock, journal: Journal
 ) -> Iterator[Callable[..., Bus]]:
     """Opens a bus as the trainer's process does; once more: as the next trainer does."""
     buses: list[Bus] = []
     journals: list[Journal] = []
+    queue = request.getfixturevalue("shared_queue") if request.param == "transfer_queue" else ""
 
     def open_(consumer: str = "trainer") -> Bus:
+        journals.append(open_journal(tmp_path / "journal.db", clock=clock))
         match request.param:
             case "local":
-                journals.append(open_journal(tmp_path / "journal.db", clock=clock))
                 buses.append(LocalBus(journals[-1], RUN, consumer, ttl=TTL))
+            case "transfer_queue":
+                from relax_server.bus.transfer_queue import TransferQueueBus
+
+                buses.append(TransferQueueBus(journals[-1], RUN, consumer, ttl=TTL, name=queue))
         return buses[-1]
 
     yield open_

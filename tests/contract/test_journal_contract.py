@@ -362,6 +362,17 @@ def test_restore_leaves_the_leases_of_others_alone(journal: Journal) -> None:
     assert journal.ack(["h"], RUN, "b", 1) == 1
 
 
+def test_leases_that_are_given_back_are_ready_at_once_and_others_stay(journal: Journal) -> None:
+    commit(journal, *"ghi")
+    assert lease(journal, 2, "a") == ["g", "h"]
+    assert lease(journal, 1, "b") == ["i"]
+    assert journal.release(["g", "i", "unknown"], RUN, "a") == 1
+    assert journal.counts(RUN) == JournalCounts(ready=1, leased=2)
+    assert lease(journal, 1, "a") == ["g"]
+    assert journal.ack(["g", "h"], RUN, "a", 1) == 2
+    assert journal.release(["g"], RUN, "a") == 0, "an acked group stays acked"
+
+
 def test_many_groups_are_acked_at_once(journal: Journal) -> None:
     ids = [f"g{i}" for i in range(1100)]
     for id in ids:
@@ -379,6 +390,15 @@ def test_groups_are_listed_in_order_of_commit(journal: Journal) -> None:
     assert [g.id for g in journal.groups(RUN)] == ["c", "b", "a"]
     assert [g.id for g in journal.groups(RUN, newest_first=False, limit=2)] == ["a", "b"]
     assert journal.groups(RUN, split="eval") == journal.groups("nobody") == []
+
+
+def test_groups_are_fetched_by_id_whatever_their_state(journal: Journal) -> None:
+    commit(journal, *"abc")
+    lease(journal, 1)
+    assert journal.fetch(["c", "a"]) == [make_group("c"), make_group("a")]
+    assert journal.fetch([]) == []
+    with pytest.raises(JournalError, match="no group 'x'"):
+        journal.fetch(["a", "x"])
 
 
 def test_task_indices_are_those_of_every_committed_train_group(journal: Journal) -> None:

@@ -73,6 +73,19 @@ class LocalBus:
             self._held.clear()
             return count
 
+    def give_back(self, batch: Batch) -> None:
+        """Undo a `take` whose batch was not used: its groups are ready again, and what it dropped is counted in the next."""
+        ids = [group.id for group in batch.groups]
+        with self._lock:
+            self.journal.release(ids, self.run, self.consumer)
+            self._held.difference_update(ids)
+            self._dropped += batch.dropped
+
+    def renew_when_due(self) -> None:
+        """`renew` when a third of the lease time has passed since the last."""
+        if time.monotonic() - self._renewed > self.ttl / 3:
+            self.renew()
+
     def renew(self) -> None:
         """See `Bus.renew`.
 
@@ -97,8 +110,7 @@ class LocalBus:
     def _lease(self, n: int, version: int, max_staleness: int) -> LeaseResult:
         if self._closed.is_set():
             raise JournalError(f"the bus of run {self.run!r} is closed")
-        if time.monotonic() - self._renewed > self.ttl / 3:
-            self.renew()
+        self.renew_when_due()
         with self._lock:
             found = self.journal.lease(n, self.run, self.consumer, version, max_staleness, self.ttl)
             self._held.update(lease.group.id for lease in found.leases)

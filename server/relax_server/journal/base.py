@@ -75,8 +75,8 @@ class Journal(Protocol):
 
     Leases end by wall time, and wall time jumps. Set back, no lease lasts longer than its `ttl` from the next `lease` call
     on. Set forward, leases end early: another consumer may take the groups, and then the ack of the one that had them is
-    refused. A consumer's own leases never come back to it by time, only by `restore`, or when it opens the journal anew
-    and they end: a consumer that lives is never served a group twice.
+    refused. A consumer's own leases never come back to it by time, only by `restore` and `release`, or when it opens the
+    journal anew and they end: a consumer that lives is never served a group twice.
     """
 
     def commit(self, group: Group, run: str, split: str = "train", owner: str | None = None) -> bool:
@@ -132,6 +132,16 @@ class Journal(Protocol):
         """
         ...
 
+    def release(self, group_ids: Sequence[str], run: str, consumer: str) -> int:
+        """Give back leases that were not used: the groups are `ready` at once, also for the same consumer.
+
+        Groups that the consumer does not hold are left alone.
+
+        Returns:
+            How many leases ended.
+        """
+        ...
+
     def restore(self, run: str, consumer: str, checkpoint: int) -> int:
         """A trainer restarts from `checkpoint`: its leases, and acks that name a later checkpoint, return to `ready`.
 
@@ -153,6 +163,14 @@ class Journal(Protocol):
 
     def groups(self, run: str, split: str = "train", limit: int = 100, newest_first: bool = True) -> list[Group]:
         """Whole groups, tokens included."""
+        ...
+
+    def fetch(self, group_ids: Sequence[str]) -> list[Group]:
+        """Groups by id, tokens included, in the order of `group_ids`, whatever their state.
+
+        Raises:
+            JournalError: one is unknown.
+        """
         ...
 
     def trajectory(self, id: str) -> Trajectory:

@@ -82,7 +82,7 @@ def take(connection: Connection, claim: Claim, n: int, ttl: float) -> tuple[list
     free = sorted(seq for query in (_OLDEST_READY, _OLDEST_LAPSED) for seq in connection.scalars(query, binds))[:n]
     if len(free) < n:
         return [], dropped
-    for part in _chunks(free):
+    for part in chunks(free):
         connection.execute(
             update(groups)
             .where(_g.seq.in_(part))
@@ -95,14 +95,16 @@ def take(connection: Connection, claim: Claim, n: int, ttl: float) -> tuple[list
             )
         )
     query = select(_g.id, _g.version_min, payloads.c.data).join(payloads, payloads.c.seq == _g.seq).order_by(_g.seq)
-    return [row for part in _chunks(free) for row in connection.execute(query.where(_g.seq.in_(part)))], dropped
+    return [row for part in chunks(free) for row in connection.execute(query.where(_g.seq.in_(part)))], dropped
 
 
-def give_back(connection: Connection, ids: Sequence[str], consumer: str) -> None:
-    """End leases of `consumer` at once."""
-    for part in _chunks(ids):
-        held = and_(_g.id.in_(part), _g.state == GroupState.LEASED, _g.consumer == consumer)
-        connection.execute(update(groups).where(held).values(**_FREE))
+def give_back(connection: Connection, ids: Sequence[str], run: str, consumer: str) -> int:
+    """End leases of `consumer` at once; returns how many."""
+    count = 0
+    for part in chunks(ids):
+        held = and_(_g.id.in_(part), _g.run == run, _g.state == GroupState.LEASED, _g.consumer == consumer)
+        count += connection.execute(update(groups).where(held).values(**_FREE)).rowcount
+    return count
 
 
 def renew(connection: Connection, run: str, consumer: str, session: str, now: float, ttl: float) -> int:
@@ -119,7 +121,7 @@ def ack(connection: Connection, ids: Sequence[str], run: str, consumer: str, che
     """
     wanted = list(dict.fromkeys(ids))
     query = select(_g.id, _g.seq, _g.state, _g.consumer, _g.checkpoint).where(_g.run == run)
-    rows = {row.id: row for part in _chunks(wanted) for row in connection.execute(query.where(_g.id.in_(part)))}
+    rows = {row.id: row for part in chunks(wanted) for row in connection.execute(query.where(_g.id.in_(part)))}
     held = []
     for id in wanted:
         row = rows.get(id)
@@ -134,7 +136,7 @@ def ack(connection: Connection, ids: Sequence[str], run: str, consumer: str, che
                 f"cannot ack group {id!r} in checkpoint {checkpoint}: it is acked in checkpoint {row.checkpoint} already; "
                 "a trainer that went back to an earlier checkpoint calls restore first"
             )
-    for part in _chunks(held):
+    for part in chunks(held):
         values = {"state": GroupState.ACKED, "checkpoint": checkpoint, "lease_expires": None, "lease_ttl": None}
         connection.execute(update(groups).where(_g.seq.in_(part)).values(**values))
     return len(wanted)
@@ -169,6 +171,7 @@ def _whose(row: Any) -> str:
     return f"its state is {row.state!r}, and such a group is never leased"
 
 
-def _chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """`items` in parts small enough for one statement."""
     for start in range(0, len(items), CHUNK):
         yield items[start : start + CHUNK]

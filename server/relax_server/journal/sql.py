@@ -101,7 +101,7 @@ class SqlJournal:
             leased = [Lease(unpack(row.data, row.id), row.version_min, claim.now + ttl) for row in rows]
         except JournalError:
             with self.writing("give back leases") as connection:
-                leases.give_back(connection, [row.id for row in rows], consumer)
+                leases.give_back(connection, [row.id for row in rows], run, consumer)
             raise
         return LeaseResult(leased, dropped)
 
@@ -116,6 +116,11 @@ class SqlJournal:
         """See `Journal.ack`."""
         with self.writing("ack groups") as connection:
             return leases.ack(connection, group_ids, run, consumer, checkpoint)
+
+    def release(self, group_ids: Sequence[str], run: str, consumer: str) -> int:
+        """See `Journal.release`."""
+        with self.writing("give back leases") as connection:
+            return leases.give_back(connection, group_ids, run, consumer)
 
     def restore(self, run: str, consumer: str, checkpoint: int) -> int:
         """See `Journal.restore`."""
@@ -161,6 +166,14 @@ class SqlJournal:
         with self.reading("read groups") as connection:
             rows = connection.execute(query).all()
         return [unpack(row.data, row.id) for row in rows]
+
+    def fetch(self, group_ids: Sequence[str]) -> list[Group]:
+        """See `Journal.fetch`."""
+        with self.reading("read groups") as connection:
+            found = {row.id: row.data for part in leases.chunks(group_ids) for row in _rows_of(connection, part)}
+        if unknown := [id for id in group_ids if id not in found]:
+            raise JournalError(f"journal {self.name} has no group {unknown[0]!r}")
+        return [unpack(found[id], id) for id in group_ids]
 
     def trajectory(self, id: str) -> Trajectory:
         """See `Journal.trajectory`."""
@@ -229,6 +242,10 @@ class SqlJournal:
             yield
         except SQLAlchemyError as error:
             raise self._database.explain(error, doing, self.name, self._busy_timeout) from error
+
+
+def _rows_of(connection: Connection, group_ids: Sequence[str]) -> Sequence[Any]:
+    return connection.execute(_GROUP_DATA.where(groups.c.id.in_(group_ids))).all()
 
 
 def _insert(connection: Connection, group: Group, payload: bytes, run: str, split: str, owner: str | None, now: float) -> bool:

@@ -1,0 +1,54 @@
+"""The Ray cluster that a bus uses: the one this process is part of, one to be joined, or one of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from relax_sdk.errors import BusError, ConfigError
+
+# TransferQueue reads these when it is imported.
+os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")  # it warns at every look at what is not there yet
+os.environ.setdefault("TQ_STORAGE_HANDSHAKE_MAX_RETRIES", "10")  # seconds; 3 are few on a busy machine
+try:
+    import ray
+    import transfer_queue  # noqa: F401
+    from ray.exceptions import RayError
+except ImportError as error:
+    raise ConfigError(
+        f"the transfer_queue bus needs Ray and TransferQueue ({error}): pip install 'relax-gym[ray]', or use the local bus"
+    ) from error
+
+NAMESPACE = "relax"
+"""Ray namespace of all named actors of ours."""
+
+OBJECT_STORE_BYTES = 128 * 2**20
+"""Of a cluster of our own: TransferQueue moves its data over sockets, so Ray's object store stays almost empty."""
+
+
+def join_cluster(address: str | None) -> bool:
+    """Make Ray usable in this process.
+
+    A process that has called `ray.init`, or runs inside a Ray actor, keeps the cluster it has. Otherwise `address` is joined
+    or, when it is None, a cluster of this machine is started for this process.
+
+    Returns:
+        Whether a cluster was started: whoever asked for it shuts it down.
+
+    Raises:
+        BusError: there is no cluster at `address`, or none could be started.
+    """
+    if ray.is_initialized():
+        return False
+    try:
+        if address is not None:
+            ray.init(address=address, log_to_driver=False)
+            return False
+        # Ray asks for a token since 2.60, and would write one into the home folder
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False)
+        return True
+    except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
+        what = "start a Ray cluster on this machine" if address is None else f"join the Ray cluster at {address!r}"
+        raise BusError(f"cannot {what}: {error}") from error
