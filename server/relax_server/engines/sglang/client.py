@@ -1,0 +1,151 @@
+"""Commands to a real SGLang server, whichever way it was started."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from relax_sdk.errors import EngineError
+from relax_server.engines.base import GenerateRequest, Generation, PauseMode
+from relax_server.engines.http import CONTROL_TIMEOUT, HttpEngine
+
+
+class SglangEngine(HttpEngine):
+    """`HttpEngine` for SGLang 0.5.23, whose commands differ from what their names say in these ways.
+
+    A weight update waits until no request is left, and new ones wait behind it; so it is done in a pause (`retract`: running
+    requests begin again from their tokens, with the new weights). After `pause("in_place")` they go on from their old keys
+    and values, and the cached prefixes stay until `flush_cache`, which SGLang refuses while a request runs. Weights of
+    another model are loaded as far as they fit, so their names and shapes are compared first. A sampling seed is ignored,
+    and giving memory back frees nothing, unless the server was started for it; both are refused here.
+
+    Args: as `HttpEngine`'s; `routed_shape` is needed where routed experts are asked for, as SGLang does not state it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        media_root: str | Path | None = None,
+        *,
+        inline_media: bool = False,
+        routed_shape: tuple[int, int] | None = None,
+        control_timeout: float = CONTROL_TIMEOUT,
+    ) -> None:
+        super().__init__(
+            url, media_root, inline_media=inline_media, routed_shape=routed_shape, control_timeout=control_timeout
+        )
+        self._paused: PauseMode | None = None
+        self._weights: dict[str, list[int]] | None = None
+        self._settings: dict[str, Any] | None = None
+
+    async def generate(self, request: GenerateRequest, timeout: float) -> list[Generation]:
+        await self._check_seed(request)
+        return await super().generate(request, timeout)
+
+    async def stream(self, request: GenerateRequest, timeout: float) -> AsyncIterator[Generation]:
+        await self._check_seed(request)
+        async for part in super().stream(request, timeout):
+            yield part
+
+    async def _check_seed(self, request: GenerateRequest) -> None:
+        if request.sampling.sampling_seed is not None and not await self._started_with("enable_deterministic_inference"):
+            raise EngineError(
+                f"{self.url}: SGLang ignores sampling_seed unless it was started with --enable-deterministic-inference"
+            )
+
+    async def _started_with(self, flag: str) -> bool:
+        if self._settings is None:
+            self._settings = await self._json("GET", "/server_info", None, self._control_timeout)
+        return bool(self._settings.get(flag))
+
+    async def update_weights(self, path: str, version: int, flush_cache: bool = True) -> None:
+        """As `Engine.update_weights`; `path` must be a folder on this machine, too.
+
+        Raises:
+            EngineError: names or shapes differ from the model's, or SGLang could not load them.
+        """
+        await self._compare(Path(path))
+        if self._paused is not None:
+            await super().update_weights(path, version, flush_cache and self._paused != "in_place")
+            return
+        await self.pause("retract")
+        try:
+            await super().update_weights(path, version, flush_cache)
+        finally:
+            await self.resume()
+
+    async def _compare(self, folder: Path) -> None:
+        """Whether weights are of the served model; what SGLang does not find a place for it only logs."""
+        new = read_shapes(folder)
+        if self._weights is None:
+            served = Path((await self.model_info())["model_path"])
+            self._weights = read_shapes(served) if served.is_dir() else new
+        old = self._weights
+        if new == old:
+            return
+        missing, unknown = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
+        if missing or unknown:
+            raise EngineError(
+                f"{folder}: the weights do not fit the model: {len(missing)} missing {missing[:4]}, "
+                f"{len(unknown)} unknown names {unknown[:4]}"
+            )
+        name = next(name for name in old if old[name] != new[name])
+        raise EngineError(f"{folder}: weight {name} has shape {new[name]}, but the model has {old[name]}")
+
+    async def pause(self, mode: PauseMode) -> None:
+        await super().pause(mode)
+        self._paused = mode
+
+    async def resume(self) -> None:
+        await super().resume()
+        self._paused = None
+
+    async def release_memory(self) -> None:
+        await self._need_memory_saver()
+        await super().release_memory()
+
+    async def resume_memory(self) -> None:
+        await self._need_memory_saver()
+        await super().resume_memory()
+
+    async def _need_memory_saver(self) -> None:
+        if not await self._started_with("enable_memory_saver"):
+            raise EngineError(
+                f"{self.url}: SGLang gives memory back only when it was started with --enable-memory-saver, on a GPU"
+            )
+
+    async def server_info(self) -> dict[str, Any]:
+        """SGLang's, and from it `running`, `waiting` and `cached_tokens` under the names that all engines have."""
+        info = await super().server_info()
+        load = await self._json("GET", "/get_load", None, self._control_timeout)
+        rows = load if isinstance(load, list) else [load]
+        waiting = sum(row.get("num_waiting_reqs", 0) for row in rows)
+        running = sum(row.get("num_reqs", 0) for row in rows) - waiting
+        tokens = sum(row.get("num_tokens", 0) for row in rows)
+        return {**info, "running": running, "waiting": waiting, "cached_tokens": tokens}
+
+
+def read_shapes(folder: Path) -> dict[str, list[int]]:
+    """Name and shape of every weight in a folder, from the heads of its safetensors files (the format's first 8 bytes are the
+    length of a JSON header).
+
+    Raises:
+        EngineError: no such files, or one is damaged.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise EngineError(f"{folder}: no *.safetensors file there")
+    shapes: dict[str, list[int]] = {}
+    for file in files:
+        try:
+            with file.open("rb") as handle:
+                (length,) = struct.unpack("<Q", handle.read(8))
+                head = orjson.loads(handle.read(length))
+        except (OSError, ValueError, struct.error) as error:
+            raise EngineError(f"{file}: cannot be read ({error})") from error
+        shapes |= {name: row["shape"] for name, row in head.items() if name != "__metadata__"}
+    return shapes
