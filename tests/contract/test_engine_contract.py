@@ -15,14 +15,18 @@ from engine_reference import Reference
 from relax_server.engines.base import GenerateRequest, Generation, MediaItem
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess
+from relax_server.engines.sglang.client import SglangEngine
+from relax_server.engines.sglang.environment import find_python
+from relax_server.engines.sglang.process import SglangProcess
 from relax_server.models.catalog import resolve_model
+from relax_server.models.layout import routed_shape
 
 from relax_sdk import Audio, Image, Message, Text, Video
 from relax_sdk.config import SamplingParams
-from relax_sdk.errors import EngineAborted, EngineError, EngineUnavailable
+from relax_sdk.errors import ConfigError, EngineAborted, EngineError, EngineUnavailable
 from relax_sdk.media import Media, MediaStore
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 TIMEOUT = 60.0
 
 
@@ -62,7 +66,20 @@ async def start_embedded(folder: Path, media_root: Path) -> tuple[HttpEngine, Ca
     return HttpEngine(process.url), process.stop
 
 
-FACTORIES = {"embedded": start_embedded}
+async def start_sglang(folder: Path, media_root: Path) -> tuple[HttpEngine, Callable[[], Awaitable[None]]]:
+    try:
+        find_python()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    model = resolve_model("relax/tiny-omni")
+    process = SglangProcess(
+        model, folder / "sglang.log", media_root=media_root, max_total_tokens=16_384, return_routed_experts=True
+    )
+    await process.start(timeout=500)
+    return SglangEngine(process.url, routed_shape=routed_shape(model)), process.stop
+
+
+FACTORIES = {"embedded": start_embedded, "sglang": start_sglang}
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module", params=FACTORIES)

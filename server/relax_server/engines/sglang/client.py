@@ -121,12 +121,11 @@ class SglangEngine(HttpEngine):
     async def server_info(self) -> dict[str, Any]:
         """SGLang's, and from it `running`, `waiting` and `cached_tokens` under the names that all engines have."""
         info = await super().server_info()
-        load = await self._json("GET", "/get_load", None, self._control_timeout)
-        rows = load if isinstance(load, list) else [load]
-        waiting = sum(row.get("num_waiting_reqs", 0) for row in rows)
-        running = sum(row.get("num_reqs", 0) for row in rows) - waiting
-        tokens = sum(row.get("num_tokens", 0) for row in rows)
-        return {**info, "running": running, "waiting": waiting, "cached_tokens": tokens}
+        loads = (await self._json("GET", "/v1/loads", None, self._control_timeout))["loads"]
+        running, waiting, used = (
+            sum(load[name] for load in loads) for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
+        )
+        return {**info, "running": running, "waiting": waiting, "cached_tokens": used}
 
 
 def read_shapes(folder: Path) -> dict[str, list[int]]:

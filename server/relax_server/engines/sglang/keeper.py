@@ -15,8 +15,8 @@ import sys
 import time
 from typing import Any, NoReturn
 
-GRACE = 3.0
-"""Seconds between asking and killing."""
+GRACE = 1.0
+"""Seconds between asking and killing; SGLang would go on until its last request is answered."""
 
 PR_SET_PDEATHSIG = 1
 

@@ -59,6 +59,14 @@ class Qwen3OmniMoeThinkerForConditionalGeneration(Thinker):
         banned = {id for name in names if (id := getattr(config, name, None)) is not None}
         self.register_buffer("banned", torch.tensor(sorted(banned)), persistent=False)
 
+    def get_audio_feature(self, items: list[Any]) -> torch.Tensor:
+        """Embeddings of sounds, [tokens, width]; SGLang's own stacks them, which ends it where two differ in length."""
+        tower = self.audio_tower
+        device, dtype = next(tower.parameters()).device, tower.dtype
+        frames = torch.cat([item.feature[0] for item in items], -1).to(device, dtype)
+        lengths = torch.tensor([item.feature.shape[-1] for item in items], device=device)
+        return tower(frames, feature_lens=lengths).last_hidden_state
+
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load tensors by the names that transformers writes.
 
