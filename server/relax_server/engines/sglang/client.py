@@ -20,8 +20,9 @@ class SglangEngine(HttpEngine):
     A weight update waits until no request is left, and new ones wait behind it; so it is done in a pause (`retract`: running
     requests begin again from their tokens, with the new weights). After `pause("in_place")` they go on from their old keys
     and values, and the cached prefixes stay until `flush_cache`, which SGLang refuses while a request runs. Weights of
-    another model are loaded as far as they fit, so their names and shapes are compared first. A sampling seed is ignored,
-    and giving memory back frees nothing, unless the server was started for it; both are refused here.
+    another model are loaded as far as they fit, so their names and shapes are compared first. `ignore_eos` ignores
+    `stop_token_ids`, too; without a flag at its start a sampling seed is ignored and giving memory back frees nothing; these
+    are refused here.
 
     Args: as `HttpEngine`'s; `routed_shape` is needed where routed experts are asked for, as SGLang does not state it.
     """
@@ -43,16 +44,19 @@ class SglangEngine(HttpEngine):
         self._settings: dict[str, Any] | None = None
 
     async def generate(self, request: GenerateRequest, timeout: float) -> list[Generation]:
-        await self._check_seed(request)
+        await self._check(request)
         return await super().generate(request, timeout)
 
     async def stream(self, request: GenerateRequest, timeout: float) -> AsyncIterator[Generation]:
-        await self._check_seed(request)
+        await self._check(request)
         async for part in super().stream(request, timeout):
             yield part
 
-    async def _check_seed(self, request: GenerateRequest) -> None:
-        if request.sampling.sampling_seed is not None and not await self._started_with("enable_deterministic_inference"):
+    async def _check(self, request: GenerateRequest) -> None:
+        sampling = request.sampling
+        if sampling.ignore_eos and sampling.stop_token_ids:
+            raise EngineError(f"{self.url}: with ignore_eos SGLang ignores stop_token_ids, too; use one of them")
+        if sampling.sampling_seed is not None and not await self._started_with("enable_deterministic_inference"):
             raise EngineError(
                 f"{self.url}: SGLang ignores sampling_seed unless it was started with --enable-deterministic-inference"
             )
@@ -144,7 +148,7 @@ def read_shapes(folder: Path) -> dict[str, list[int]]:
             with file.open("rb") as handle:
                 (length,) = struct.unpack("<Q", handle.read(8))
                 head = orjson.loads(handle.read(length))
-        except (OSError, ValueError, struct.error) as error:
+        except (OSError, ValueError, OverflowError, MemoryError, struct.error) as error:
             raise EngineError(f"{file}: cannot be read ({error})") from error
         shapes |= {name: row["shape"] for name, row in head.items() if name != "__metadata__"}
     return shapes

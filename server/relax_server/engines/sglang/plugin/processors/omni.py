@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.multimodal.processors.base_processor import BaseMultimodalProcessor
 
 from relax_sdk.errors import RelaxError
@@ -30,6 +31,7 @@ class OmniProcessor(BaseMultimodalProcessor):
         root = os.environ.get("RELAX_MEDIA_ROOT")
         self.processor = Processor.load(server_args.model_path)
         self.prompts = PromptBuilder(self.processor, Path(root) if root else None)
+        _refuse_lone_placeholders(self.processor)
 
     async def process_mm_data_async(
         self, image_data: Any, audio_data: Any, input_text: Any, request_obj: Any, *args: Any, **kwargs: Any
@@ -64,6 +66,21 @@ class OmniProcessor(BaseMultimodalProcessor):
             mrope_positions=whole,
             mrope_position_delta=torch.tensor([[int(whole.max()) + 1 - len(prompt)]]),
         )
+
+
+def _refuse_lone_placeholders(processor: Processor) -> None:
+    """A processor is not asked where a request has no media at all, so placeholders without media would be taken for text."""
+    kinds = {id: kind for kind, id in processor.placeholder_ids.items()}
+    validate = TokenizerManager._validate_one_request
+
+    def checked(self: TokenizerManager, obj: Any, input_ids: Any) -> None:
+        found = [kinds[id] for id in input_ids or () if id in kinds]
+        if found and not obj.contains_mm_input():
+            counts = {kind: found.count(kind) for kind in dict.fromkeys(found)}
+            raise ValueError(f"the prompt has media placeholders {counts} but the request brings no media")
+        validate(self, obj, input_ids)
+
+    TokenizerManager._validate_one_request = checked
 
 
 def _sources(items: Any) -> list[str]:
