@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from relax_sdk.errors import ConfigError
 
 Mode = Literal["async", "colocate"]
+EngineKind = Literal["embedded", "sglang"]
 
 
 def _require(ok: bool, owner: object, name: str, allowed: str) -> None:
@@ -259,6 +260,8 @@ class RunConfig:
     mode: Mode = "async"
     max_staleness: int = 1
     """0 is on-policy; a group older than this at its lease is dropped and counted."""
+    engine: EngineKind = "embedded"
+    """What generates: our own small server, or a real SGLang server from an environment of its own."""
     engines: int = 1
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -36,9 +37,7 @@ class SglangEngine(HttpEngine):
         routed_shape: tuple[int, int] | None = None,
         control_timeout: float = CONTROL_TIMEOUT,
     ) -> None:
-        super().__init__(
-            url, media_root, inline_media=inline_media, routed_shape=routed_shape, control_timeout=control_timeout
-        )
+        super().__init__(url, media_root, inline_media=inline_media, routed_shape=routed_shape, control_timeout=control_timeout)
         self._paused: PauseMode | None = None
         self._weights: dict[str, list[int]] | None = None
         self._settings: dict[str, Any] | None = None
@@ -62,9 +61,10 @@ class SglangEngine(HttpEngine):
             )
 
     async def _started_with(self, flag: str) -> bool:
-        if self._settings is None:
-            self._settings = await self._json("GET", "/server_info", None, self._control_timeout)
-        return bool(self._settings.get(flag))
+        settings = self._settings
+        if settings is None:
+            settings = self._settings = await self._json("GET", "/server_info", None, self._control_timeout)
+        return bool(settings.get(flag))
 
     async def update_weights(self, path: str, version: int, flush_cache: bool = True) -> None:
         """As `Engine.update_weights`; `path` must be a folder on this machine, too.
@@ -84,10 +84,10 @@ class SglangEngine(HttpEngine):
 
     async def _compare(self, folder: Path) -> None:
         """Whether weights are of the served model; what SGLang does not find a place for it only logs."""
-        new = read_shapes(folder)
+        new = await asyncio.to_thread(read_shapes, folder)
         if self._weights is None:
             served = Path((await self.model_info())["model_path"])
-            self._weights = read_shapes(served) if served.is_dir() else new
+            self._weights = await asyncio.to_thread(lambda: read_shapes(served) if served.is_dir() else new)
         old = self._weights
         if new == old:
             return

@@ -67,6 +67,8 @@ class SglangProcess(ServerProcess):
         max_running: sequences in one batch.
         return_routed_experts: record the experts of every token.
         weight_version: of the weights in `model_path`.
+        features: folder in shared memory where media features are exchanged with other processes; None: each for itself.
+        releases_memory: `release_memory` is to give it back, which SGLang does on a GPU only.
         flags: more of SGLang's own, such as `--tp 2`; they come last and win.
         progress: told what it is doing while it starts.
         env: added to the child's environment.
@@ -86,6 +88,8 @@ class SglangProcess(ServerProcess):
         max_running: int = 256,
         return_routed_experts: bool = False,
         weight_version: int = 0,
+        features: str | Path | None = None,
+        releases_memory: bool = False,
         flags: Sequence[str] = (),
         progress: Callable[[str], None] = lambda what: None,
         env: Mapping[str, str] | None = None,
@@ -95,6 +99,7 @@ class SglangProcess(ServerProcess):
         self._threads, self._dtype, self._port = threads, dtype, port
         self._max_total_tokens, self._max_running = max_total_tokens, max_running
         self._routes, self._version = return_routed_experts, weight_version
+        self._features, self._releases_memory = features, releases_memory
         self._flags, self._progress, self._env = tuple(flags), progress, dict(env or {})
         self._packages: Path | None = None
 
@@ -114,6 +119,11 @@ class SglangProcess(ServerProcess):
             raise ConfigError(
                 f"{environment.python} has SGLang {environment.version}; on CPU only {VERSION} is known to run. "
                 f"{BUILD} installs that"
+            )
+        if self._releases_memory and not environment.cuda:
+            raise ConfigError(
+                "on a CPU SGLang does not give its memory back, which mode='colocate' needs; use mode='async', or "
+                "engine='embedded'"
             )
         omni = OMNI in architecture(model)
         if omni and environment.missing:
@@ -161,6 +171,8 @@ class SglangProcess(ServerProcess):
             arguments += ["--max-total-tokens", str(tokens)]
         if self._routes:
             arguments.append("--enable-return-routed-experts")
+        if self._releases_memory:
+            arguments.append("--enable-memory-saver")
         if omni:
             # The plugin's positions are fractions, which a captured graph cannot take.
             arguments += ["--enable-multimodal", "--disable-cuda-graph", "--mm-attention-backend", "sdpa"]
@@ -181,6 +193,7 @@ class SglangProcess(ServerProcess):
                 # Its cache of media embeddings outlives a weight update: they would come from old towers.
                 "SGLANG_VLM_CACHE_SIZE_MB": "0",
                 "RELAX_MEDIA_ROOT": str(self._media_root or ""),
+                "RELAX_FEATURES": str(self._features or ""),
             }
         if paths:
             variables["PYTHONPATH"] = os.pathsep.join(paths)

@@ -28,8 +28,8 @@ class OmniProcessor(BaseMultimodalProcessor):
 
     def __init__(self, hf_config: Any, server_args: Any, _processor: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(hf_config, server_args, _processor, *args, **kwargs)
-        root = os.environ.get("RELAX_MEDIA_ROOT")
-        self.processor = Processor.load(server_args.model_path)
+        root, shared = (os.environ.get(name) for name in ("RELAX_MEDIA_ROOT", "RELAX_FEATURES"))
+        self.processor = Processor.load(server_args.model_path, Path(shared) if shared else None)
         self.prompts = PromptBuilder(self.processor, Path(root) if root else None)
         _refuse_lone_placeholders(self.processor)
 
@@ -42,7 +42,9 @@ class OmniProcessor(BaseMultimodalProcessor):
             ValueError: media that do not fit the placeholders, or cannot be read; SGLang answers 400.
         """
         given: dict[Kind, Any] = {"image": image_data, "audio": audio_data, "video": request_obj.video_data}
-        ids = self.processor.tokenizer.encode(input_text, add_special_tokens=False) if isinstance(input_text, str) else input_text
+        ids = (
+            self.processor.tokenizer.encode(input_text, add_special_tokens=False) if isinstance(input_text, str) else input_text
+        )
         try:
             prompt = await self.prompts.build(ids, {kind: _sources(items) for kind, items in given.items()})
         except RelaxError as error:
