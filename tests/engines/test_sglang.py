@@ -62,9 +62,11 @@ async def test_an_environment_without_sglang_is_refused(tmp_path):
         await look(broken)
 
 
-CHILDREN = (
-    "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); time.sleep(600)"
-)
+CHILDREN = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+time.sleep(600)
+"""
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -22,6 +22,8 @@ SMALL: dict[str, Any] = dict(
 SAME_WEIGHTS = 1e-4
 """Largest gap of logprobs at equal weights; routes are replayed, as a near tie of the router is decided by rounding."""
 
+REPLAYED = SMALL["training"] | {"replay_routes": True}
+
 pytestmark = pytest.mark.timeout(1200)
 
 
@@ -58,11 +60,8 @@ def servers() -> list[str]:
 @pytest.mark.parametrize(
     ("env", "settings"),
     [
-        ("tone-v0", {"training": SMALL["training"] | {"replay_routes": True}}),
-        (
-            "omni-quiz-v0",
-            {"training": SMALL["training"] | {"replay_routes": True}, "rollout": SMALL["rollout"] | {"max_turns": 3}},
-        ),
+        ("tone-v0", {"training": REPLAYED}),
+        ("omni-quiz-v0", {"training": REPLAYED, "rollout": SMALL["rollout"] | {"max_turns": 3}}),
         (Say, {"model": "relax/tiny-llama", "sampling": {"max_new_tokens": 4}, "warmup": {"steps": 0}}),
     ],
     ids=["audio", "three media", "text"],

@@ -35,9 +35,12 @@ PLUGIN = "relax_server.engines.sglang.plugin"
 OMNI = "Qwen3OmniMoeThinkerForConditionalGeneration"
 POLL_SECONDS = 0.25
 
-CPU_FLAGS = (
-    "--device cpu --attention-backend torch_native --sampling-backend pytorch --disable-cuda-graph --disable-overlap-schedule"
-).split()
+CPU_FLAGS = {
+    "--device": "cpu",
+    "--attention-backend": "torch_native",
+    "--sampling-backend": "pytorch",
+    "--mem-fraction-static": "0.5",
+}
 CPU_TOKENS = 65_536
 """KV slots on CPU, where SGLang would take half of the machine's memory."""
 
@@ -165,7 +168,8 @@ class SglangProcess(ServerProcess):
         arguments += ["--skip-server-warmup", "--sleep-on-idle"]
         tokens = self._max_total_tokens
         if not environment.cuda:
-            arguments += [*CPU_FLAGS, "--mem-fraction-static", "0.5"]
+            arguments += [word for flag in CPU_FLAGS.items() for word in flag]
+            arguments += ["--disable-cuda-graph", "--disable-overlap-schedule"]
             tokens = tokens or CPU_TOKENS
         if tokens is not None:
             arguments += ["--max-total-tokens", str(tokens)]
