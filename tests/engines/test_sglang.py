@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from engine_reference import Reference
 from relax_server.engines.base import GenerateRequest
 from relax_server.engines.sglang import environment
@@ -20,6 +21,7 @@ from relax_server.engines.sglang.client import SglangEngine, read_shapes
 from relax_server.engines.sglang.environment import find_python, look
 from relax_server.engines.sglang.process import KEEPER, SglangProcess
 from relax_server.models.catalog import resolve_model
+from safetensors.torch import load_file
 
 from relax_sdk.config import SamplingParams
 from relax_sdk.errors import ConfigError, EngineError, EngineUnavailable
@@ -141,6 +143,18 @@ async def test_a_text_model_is_served_and_updated_and_a_lost_server_is_noticed(i
             for generation in await engine.generate(request, 60):
                 reference.check(generation)
                 assert [(s.version, s.start, s.end) for s in generation.weight_versions] == [(version, 0, 16)]
+        for seed, version in ((2, 5), (0, 6)):  # twice: what was sent once is not sent again
+            reference = Reference(resolve_model("relax/tiny-llama", seed))
+            await engine.update_from_tensors(load_file(reference.processor.path / "model.safetensors"), version)
+            generation = (await engine.generate(request, 60))[0]
+            reference.check(generation)
+            assert generation.weight_versions[0].version == version
+        for wrong, says in (
+            ({"model.norm.weight": torch.zeros(128)}, r"missing \["),
+            (load_file(model / "model.safetensors") | {"model.norm.weight": torch.zeros(5)}, r"norm.weight has shape \[5\]"),
+        ):
+            with pytest.raises(EngineError, match=says):
+                await engine.update_from_tensors(wrong, 9)
         for refused, says in (
             (SamplingParams(ignore_eos=True, stop_token_ids=(5,)), "ignores stop_token_ids"),
             (SamplingParams(sampling_seed=1), "ignores sampling_seed"),

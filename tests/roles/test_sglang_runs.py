@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ SMALL: dict[str, Any] = dict(
 SAME_WEIGHTS = 1e-4
 """Largest gap of logprobs at equal weights; routes are replayed, as a near tie of the router is decided by rounding."""
 
+TEXT: dict[str, Any] = {"model": "relax/tiny-llama", "sampling": {"max_new_tokens": 4}, "warmup": {"steps": 0}}
 REPLAYED = SMALL["training"] | {"replay_routes": True}
 
 pytestmark = pytest.mark.timeout(1200)
@@ -51,10 +55,14 @@ class Say(relax.Env):
         return {split: [{"letter": letter} for letter in "ABCD"] for split in ("train", "eval")}
 
 
-def servers() -> list[str]:
+def servers() -> list[psutil.Process]:
     """SGLang processes below this one."""
-    commands = (" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True))
-    return [command for command in commands if "sglang" in command]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "sglang" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -62,7 +70,7 @@ def servers() -> list[str]:
     [
         ("tone-v0", {"training": REPLAYED}),
         ("omni-quiz-v0", {"training": REPLAYED, "rollout": SMALL["rollout"] | {"max_turns": 3}}),
-        (Say, {"model": "relax/tiny-llama", "sampling": {"max_new_tokens": 4}, "warmup": {"steps": 0}}),
+        (Say, TEXT),
     ],
     ids=["audio", "three media", "text"],
 )
@@ -71,6 +79,28 @@ def test_sglang_and_trainer_agree_after_every_update(tmp_path: Path, env, settin
     assert [row["step"] for row in run.metrics] == [1, 2, 3]
     assert max(row["logprob_gap_max"] for row in run.metrics) <= SAME_WEIGHTS
     assert run.metrics[1]["eval_n"] > 0
+    assert not servers()
+
+
+def test_a_lost_server_is_replaced_and_holds_the_weights_of_now(tmp_path: Path):
+    folder = tmp_path / "run"
+    metrics = folder / "metrics.jsonl"
+
+    def kill() -> None:
+        end = time.monotonic() + 900
+        while time.monotonic() < end and not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+            time.sleep(0.1)
+        next(
+            process for process in servers() if "sglang.launch_server" in process.cmdline() and "-S" not in process.cmdline()
+        ).kill()
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    run = relax.Trainer(Say, folder=folder, **(SMALL | TEXT | {"max_staleness": 0})).fit(steps=8, progress=False)
+    killing.join(5)
+    assert [row["step"] for row in run.metrics] == list(range(1, 9))
+    assert max(row["logprob_gap_max"] for row in run.metrics) <= SAME_WEIGHTS
+    assert (folder / "logs" / "sglang.log").read_text().count("Load weight begin") == 2
     assert not servers()
 
 

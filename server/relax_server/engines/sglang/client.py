@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from relax_sdk.errors import EngineError
 from relax_server.engines.base import GenerateRequest, Generation, PauseMode
 from relax_server.engines.http import CONTROL_TIMEOUT, HttpEngine
+
+if TYPE_CHECKING:
+    import torch
 
 
 class SglangEngine(HttpEngine):
@@ -60,11 +64,15 @@ class SglangEngine(HttpEngine):
                 f"{self.url}: SGLang ignores sampling_seed unless it was started with --enable-deterministic-inference"
             )
 
-    async def _started_with(self, flag: str) -> bool:
+    async def _started(self) -> dict[str, Any]:
+        """The settings that the server was started with."""
         settings = self._settings
         if settings is None:
             settings = self._settings = await self._json("GET", "/server_info", None, self._control_timeout)
-        return bool(settings.get(flag))
+        return settings
+
+    async def _started_with(self, flag: str) -> bool:
+        return bool((await self._started()).get(flag))
 
     async def update_weights(self, path: str, version: int, flush_cache: bool = True) -> None:
         """As `Engine.update_weights`; `path` must be a folder on this machine, too.
@@ -72,19 +80,55 @@ class SglangEngine(HttpEngine):
         Raises:
             EngineError: names or shapes differ from the model's, or SGLang could not load them.
         """
-        await self._compare(Path(path))
-        if self._paused is not None:
+        folder = Path(path)
+        await self._compare(await asyncio.to_thread(read_shapes, folder), str(folder))
+        async with self._quiet():
             await super().update_weights(path, version, flush_cache and self._paused != "in_place")
+
+    async def update_from_tensors(self, tensors: Mapping[str, torch.Tensor], version: int, flush_cache: bool = True) -> None:
+        """As `update_weights`, with tensors of this process, through shared memory; SGLang must run on this machine.
+
+        Args:
+            tensors: all weights, by the names of the model's folder.
+            version: of these weights.
+            flush_cache: forget what was computed with the old ones.
+
+        Raises:
+            EngineError: names or shapes differ from the model's, or SGLang could not load them.
+        """
+        from relax_server.engines.sglang.tensors import payloads
+
+        await self._compare({name: list(tensor.shape) for name, tensor in tensors.items()}, "the tensors")
+        ranks = int((await self._started())["tp_size"])
+        async with self._quiet():
+            flush = flush_cache and self._paused != "in_place"
+            await self._session("/begin_weight_update", {})
+            try:
+                with payloads(tensors, ranks) as handles:
+                    body = {"serialized_named_tensors": handles, "flush_cache": flush, "weight_version": str(version)}
+                    await self._session("/update_weights_from_tensor", body)
+            finally:
+                await self._session("/end_weight_update", {})
+
+    async def _session(self, path: str, body: Mapping[str, Any]) -> None:
+        answer = await self._control(path, body)
+        if not isinstance(answer, dict) or not answer.get("success"):
+            raise EngineError(f"{self.url}{path}: {answer}")
+
+    @asynccontextmanager
+    async def _quiet(self) -> AsyncIterator[None]:
+        """No request runs meanwhile; a pause of ours ends with the block."""
+        if self._paused is not None:
+            yield
             return
         await self.pause("retract")
         try:
-            await super().update_weights(path, version, flush_cache)
+            yield
         finally:
             await self.resume()
 
-    async def _compare(self, folder: Path) -> None:
+    async def _compare(self, new: dict[str, list[int]], what: str) -> None:
         """Whether weights are of the served model; what SGLang does not find a place for it only logs."""
-        new = await asyncio.to_thread(read_shapes, folder)
         if self._weights is None:
             served = Path((await self.model_info())["model_path"])
             self._weights = await asyncio.to_thread(lambda: read_shapes(served) if served.is_dir() else new)
@@ -94,11 +138,11 @@ class SglangEngine(HttpEngine):
         missing, unknown = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
         if missing or unknown:
             raise EngineError(
-                f"{folder}: the weights do not fit the model: {len(missing)} missing {missing[:4]}, "
+                f"{what}: the weights do not fit the model: {len(missing)} missing {missing[:4]}, "
                 f"{len(unknown)} unknown names {unknown[:4]}"
             )
         name = next(name for name in old if old[name] != new[name])
-        raise EngineError(f"{folder}: weight {name} has shape {new[name]}, but the model has {old[name]}")
+        raise EngineError(f"{what}: weight {name} has shape {new[name]}, but the model has {old[name]}")
 
     async def pause(self, mode: PauseMode) -> None:
         await super().pause(mode)
