@@ -17,6 +17,7 @@ import torch
 from engine_reference import Reference
 from relax_server.engines.base import GenerateRequest
 from relax_server.engines.sglang import environment
+from relax_server.engines.sglang.broadcast import WeightGroup
 from relax_server.engines.sglang.client import SglangEngine, read_shapes
 from relax_server.engines.sglang.environment import find_python, look
 from relax_server.engines.sglang.process import KEEPER, SglangProcess
@@ -149,6 +150,17 @@ async def test_a_text_model_is_served_and_updated_and_a_lost_server_is_noticed(i
             generation = (await engine.generate(request, 60))[0]
             reference.check(generation)
             assert generation.weight_versions[0].version == version
+        group = WeightGroup(engine)
+        await group.open()
+        for seed, version in ((1, 7), (2, 8)):
+            reference = Reference(resolve_model("relax/tiny-llama", seed))
+            await group.update(load_file(reference.processor.path / "model.safetensors"), version)
+            generation = (await engine.generate(request, 60))[0]
+            reference.check(generation)
+            assert generation.weight_versions[0].version == version
+        await group.close()
+        with pytest.raises(EngineError, match="not open"):
+            await group.update({}, 9)
         for wrong, says in (
             ({"model.norm.weight": torch.zeros(128)}, r"missing \["),
             (load_file(model / "model.safetensors") | {"model.norm.weight": torch.zeros(5)}, r"norm.weight has shape \[5\]"),

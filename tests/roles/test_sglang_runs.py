@@ -90,9 +90,8 @@ def test_a_lost_server_is_replaced_and_holds_the_weights_of_now(tmp_path: Path):
         end = time.monotonic() + 900
         while time.monotonic() < end and not (metrics.exists() and metrics.read_text().count("\n") >= 2):
             time.sleep(0.1)
-        next(
-            process for process in servers() if "sglang.launch_server" in process.cmdline() and "-S" not in process.cmdline()
-        ).kill()
+        commands = {process: process.cmdline() for process in servers()}
+        next(process for process, command in commands.items() if command[1:3] == ["-m", "sglang.launch_server"]).kill()
 
     killing = threading.Thread(target=kill)
     killing.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,18 +99,61 @@ class SglangEngine(HttpEngine):
         from relax_server.engines.sglang.tensors import payloads
 
         await self._compare({name: list(tensor.shape) for name, tensor in tensors.items()}, "the tensors")
-        ranks = int((await self._started())["tp_size"])
-        async with self._quiet():
-            flush = flush_cache and self._paused != "in_place"
-            await self._session("/begin_weight_update", {})
-            try:
-                with payloads(tensors, ranks) as handles:
-                    body = {"serialized_named_tensors": handles, "flush_cache": flush, "weight_version": str(version)}
-                    await self._session("/update_weights_from_tensor", body)
-            finally:
-                await self._session("/end_weight_update", {})
+        with payloads(tensors, await self.ranks()) as handles:
+            body = {"serialized_named_tensors": handles, "weight_version": str(version)}
+            await self._update("/update_weights_from_tensor", body, flush_cache)
 
-    async def _session(self, path: str, body: Mapping[str, Any]) -> None:
+    async def update_from_group(
+        self,
+        group: str,
+        rows: Sequence[tuple[str, str, list[int]]],
+        send: Callable[[], Awaitable[None]],
+        version: int,
+        flush_cache: bool,
+    ) -> None:
+        """Weights that another member of a process group broadcasts; `broadcast.WeightGroup` is that member.
+
+        Args:
+            group: its name; the server has joined it.
+            rows: name, dtype and shape of each weight, in the order in which they are sent.
+            send: sends them.
+            version: of these weights.
+            flush_cache: forget what was computed with the old ones.
+
+        Raises:
+            EngineError: names or shapes differ from the model's, or SGLang could not load them.
+        """
+        names, dtypes, shapes = (list(column) for column in zip(*rows, strict=True))
+        await self._compare(dict(zip(names, shapes, strict=True)), "the weights of the group")
+        body = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": group, "weight_version": str(version)}
+        await self._update("/update_weights_from_distributed", body, flush_cache, send)
+
+    async def _update(
+        self, path: str, body: Mapping[str, Any], flush_cache: bool, beside: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """One update between begin and end, which SGLang wants around all but those from disk."""
+        async with self._quiet():
+            await self._demand("/begin_weight_update", {})
+            try:
+                update = self._demand(path, {**body, "flush_cache": flush_cache and self._paused != "in_place"})
+                await asyncio.gather(update, *([beside()] if beside is not None else []))
+            finally:
+                await self._demand("/end_weight_update", {})
+
+    async def ranks(self) -> int:
+        """Tensor-parallel ranks of the server."""
+        return int((await self._started())["tp_size"])
+
+    async def join_group(self, name: str, address: str, port: int, world: int, backend: str) -> None:
+        """Have the server's ranks meet others at `address:port`; ours are those after the first."""
+        body = {"master_address": address, "master_port": port, "rank_offset": 1, "world_size": world}
+        await self._demand("/init_weights_update_group", {**body, "group_name": name, "backend": backend})
+
+    async def leave_group(self, name: str) -> None:
+        """Have the server's ranks leave."""
+        await self._demand("/destroy_weights_update_group", {"group_name": name})
+
+    async def _demand(self, path: str, body: Mapping[str, Any]) -> None:
         answer = await self._control(path, body)
         if not isinstance(answer, dict) or not answer.get("success"):
             raise EngineError(f"{self.url}{path}: {answer}")
