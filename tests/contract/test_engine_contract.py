@@ -270,6 +270,26 @@ async def test_an_update_in_the_middle_of_a_response_splits_its_versions(served:
     assert gap <= 1e-4 if mode == "retract" else gap > 1e-3  # in place, old keys and values are still attended
 
 
+async def test_an_update_does_not_wait_for_what_runs(served: Served):
+    """Nobody pauses here: requests go on across the update, those that come after it begin with the new weights."""
+    long = [served.request([sound(), f"story {i}"], max_new_tokens=400, rid=f"long-{i}.") for i in range(4)]
+    running = [asyncio.ensure_future(served.one(request)) for request in long]
+    first = served.engine.stream(served.request([sound(), "story"], max_new_tokens=400), TIMEOUT)
+    async for part in first:
+        if len(part.response_ids) >= 5:
+            break
+    await served.engine.update_weights(str(served.new.processor.path), 1)
+    after = await served.one(served.request([sound(), "later"]))
+    served.new.check(after, [sound()])
+    assert [span.version for span in after.weight_versions] == [1]
+    assert not all(future.done() for future in running)
+    async for rest in first:
+        part = rest
+    for generation in (part, *await asyncio.gather(*running)):
+        assert len(generation.response_ids) == 400
+        assert [span.version for span in generation.weight_versions] == [0, 1]
+
+
 async def test_pause_holds_requests_until_resume(served: Served):
     await served.engine.pause("in_place")
     waiting = asyncio.ensure_future(served.one(served.request(["wait"])))
