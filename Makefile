@@ -54,7 +54,7 @@ service-chaos: $(STAMP)
 # The contract that all engines keep, over every one of them, and what SGLang has of its own. Ten minutes.
 test-engines: $(STAMP) .venv-sglang
 	@RELAX_SGLANG_PYTHON=$(CURDIR)/.venv-sglang $(BIN)/python -m pytest tests/contract/test_engine_contract.py \
-		tests/engines/test_sglang.py tests/roles/test_sglang_runs.py
+		tests/engines/test_sglang.py tests/roles/test_sglang_runs.py tests/api/test_sglang_service.py
 
 .venv-peers: benchmarks/peers/gyms.txt benchmarks/peers/verifiers.txt
 	@echo "==> OpenEnv, agentlightning and verifiers into $@ (about 1 GB)"
