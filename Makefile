@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install train test test-engines lint chaos service-chaos clean
+.PHONY: install train test test-engines .venv-sglang lint chaos service-chaos clean
 
 install: $(STAMP)
 
@@ -48,8 +48,10 @@ service-chaos: $(STAMP)
 	@$@/bin/pip install --progress-bar off -q -r $< && touch $@
 
 # Real SGLang, as an engine (about 3 GB). Where there is an NVIDIA driver it comes with its CUDA packages.
-.venv-sglang: server/relax_server/engines/sglang/requirements.txt | $(STAMP)
-	@$(BIN)/relax engine sglang --install --venv $@ && touch $@
+.venv-sglang: .venv-sglang/.installed
+
+.venv-sglang/.installed: server/relax_server/engines/sglang/requirements.txt | $(STAMP)
+	@$(BIN)/relax engine sglang --install --venv .venv-sglang && touch $@
 
 # The contract that all engines keep, over every one of them, and what SGLang has of its own. Ten minutes.
 test-engines: $(STAMP) .venv-sglang

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -30,6 +31,7 @@ def train(
     mode: Annotated[Mode | None, typer.Option(help="async or colocate.")] = None,
     max_staleness: Annotated[int | None, typer.Option(help="0 is on-policy.")] = None,
     engine: Annotated[EngineKind | None, typer.Option(help="What generates: embedded or sglang.")] = None,
+    engine_flags: Annotated[str, typer.Option(help="More of SGLang's own, as one text: '--tp 2'.")] = "",
     seed: Annotated[int, typer.Option()] = 0,
     folder: Annotated[Path | None, typer.Option(help="Where the run is kept.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
@@ -53,6 +55,7 @@ def train(
             mode=mode,
             max_staleness=max_staleness,
             engine=engine,
+            engine_flags=shlex.split(engine_flags),
             seed=seed,
             folder=folder,
             server=server,

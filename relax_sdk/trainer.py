@@ -56,6 +56,7 @@ class Trainer:
             as `"python my_agent.py"`, started for every episode with `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its environment.
         seed: of weights, episodes and data order.
         engine: what generates: `embedded`, our own small server, or `sglang`, a real SGLang server (`docs/engines.md`).
+        engine_flags: more flags for SGLang's command line, such as `["--tp", "2"]`.
         engines: how many of them.
         folder: where the run is kept; default `runs/<env>-<time>`.
         runtime: who carries the run out; `local` is this machine.
@@ -83,6 +84,7 @@ class Trainer:
         agent: Callable[..., Any] | str | Sequence[str] | None = None,
         seed: int = 0,
         engine: EngineKind | None = None,
+        engine_flags: Sequence[str] = (),
         engines: int = 1,
         folder: str | os.PathLike[str] | None = None,
         runtime: str = "local",
@@ -123,6 +125,7 @@ class Trainer:
             mode=chosen,
             max_staleness=max_staleness if max_staleness is not None else stale,
             engine=engine or defaults.get("engine", "embedded"),
+            engine_flags=engine_flags,  # type: ignore[arg-type]
             engines=engines,
             **sections,
         )

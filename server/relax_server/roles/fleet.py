@@ -53,6 +53,7 @@ class EngineFleet:
         model_path: the folder they start from.
         restarts: counts how often one was lost.
         features: folder in shared memory where media features are exchanged.
+        stage: told how far a start is that takes long.
         warn: told what went wrong and was mended.
         changed: told the addresses when they are others than before.
         failed: told the error that ends the run, once no engine can be had any more.
@@ -65,12 +66,13 @@ class EngineFleet:
         restarts: Restarts,
         features: Path,
         *,
+        stage: Callable[[str], None],
         warn: Callable[[str], None],
         changed: Callable[[tuple[str, ...]], None],
         failed: Callable[[RelaxError], None],
     ) -> None:
         self.job, self.model_path, self.restarts, self.features = job, model_path, restarts, features
-        self._warn, self._changed, self._failed = warn, changed, failed
+        self._stage, self._warn, self._changed, self._failed = stage, warn, changed, failed
         self._slots: list[EngineSlot] = []
         self._weights: Path | None = None
         self._version = 0
@@ -89,7 +91,7 @@ class EngineFleet:
         self._changed(self.urls)
 
     async def _start_one(self) -> EngineSlot:
-        return await start_engine(self.job, self.model_path, features=self.features)
+        return await start_engine(self.job, self.model_path, features=self.features, stage=self._stage)
 
     async def stop(self) -> None:
         await asyncio.gather(*(slot.stop() for slot in self._slots), return_exceptions=True)
@@ -158,7 +160,12 @@ class EngineFleet:
 
 
 async def start_engine(
-    job: Job, model_path: Path, version: int = 0, train: bool = True, features: Path | None = None
+    job: Job,
+    model_path: Path,
+    version: int = 0,
+    train: bool = True,
+    features: Path | None = None,
+    stage: Callable[[str], None] = lambda what: None,
 ) -> EngineSlot:
     """Start an engine for a job and wait until it answers.
 
@@ -168,6 +175,7 @@ async def start_engine(
         version: of these weights.
         train: its work belongs into the run's timeline.
         features: folder in shared memory where media features are exchanged.
+        stage: told how far a start is that takes long.
 
     Raises:
         EngineUnavailable: it ended, or was not ready in time.
@@ -187,6 +195,8 @@ async def start_engine(
             weight_version=version,
             features=features,
             releases_memory=config.mode == "colocate" and train,
+            flags=config.engine_flags,
+            progress=lambda what: stage(f"SGLang: {what}"),
         )
     else:
         process = EngineProcess(
