@@ -190,7 +190,9 @@ async def test_a_group_that_arrives_at_once(served: Served):
     answers = await asyncio.gather(*(served.one(request) for _ in range(16)))
     for generation in answers:
         served.old.check(generation, [film(4)])
-    assert sum(g.cached_tokens > 0 for g in answers) == 15
+    shared = sum(g.cached_tokens > 0 for g in answers)
+    # SGLang computes the prompt again for those that arrive before it has begun with the first
+    assert 1 <= shared <= 15 if isinstance(served.engine, SglangEngine) else shared == 15
 
 
 async def test_temperature_and_greedy(served: Served):
@@ -318,6 +320,21 @@ async def test_abort_ends_one_request_and_leaves_the_others(served: Served):
             pass
     assert len((await other).response_ids) == 100
     assert (await served.engine.server_info())["running"] == 0
+
+
+async def test_abort_takes_names_as_they_are(served: Served):
+    streams = [
+        served.engine.stream(served.request(["long"], max_new_tokens=600, rid=rid), TIMEOUT) for rid in ("job-1", "job-10")
+    ]
+    for stream in streams:
+        await anext(stream)
+    await served.engine.abort("job-1")
+    with pytest.raises(EngineAborted):
+        async for _ in streams[0]:
+            pass
+    async for part in streams[1]:
+        last = part
+    assert len(last.response_ids) == 600
 
 
 async def test_routed_experts_are_the_model_s(served: Served):

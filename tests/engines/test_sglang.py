@@ -136,6 +136,8 @@ async def test_a_text_model_is_served_and_updated_and_a_lost_server_is_noticed(i
     await process.start(START_SECONDS)
     engine = SglangEngine(process.url)
     try:
+        with pytest.raises(EngineError, match="running already"):
+            await process.start(START_SECONDS)
         assert stages[0] == "looking for SGLang" and stages[-1] == "ready" and len(stages) > 2
         request = GenerateRequest([20, 30, 40], SamplingParams(max_new_tokens=16, ignore_eos=True), n=3)
         for reference, version in ((Reference(model), 3), (Reference(resolve_model("relax/tiny-llama", 1)), 4)):

@@ -14,9 +14,14 @@ import orjson
 from relax_sdk.errors import EngineError
 from relax_server.engines.base import GenerateRequest, Generation, PauseMode
 from relax_server.engines.http import CONTROL_TIMEOUT, HttpEngine
+from relax_server.models.layout import model_config
 
 if TYPE_CHECKING:
     import torch
+
+
+END = "|"
+"""Ends the name of every request: SGLang aborts all whose names begin with the one it is given."""
 
 
 class SglangEngine(HttpEngine):
@@ -44,6 +49,7 @@ class SglangEngine(HttpEngine):
         super().__init__(url, media_root, inline_media=inline_media, routed_shape=routed_shape, control_timeout=control_timeout)
         self._paused: PauseMode | None = None
         self._weights: dict[str, list[int]] | None = None
+        self._tied = False
         self._settings: dict[str, Any] | None = None
 
     async def generate(self, request: GenerateRequest, timeout: float) -> list[Generation]:
@@ -54,6 +60,15 @@ class SglangEngine(HttpEngine):
         await self._check(request)
         async for part in super().stream(request, timeout):
             yield part
+
+    def _payload(self, request: GenerateRequest) -> dict[str, Any]:
+        payload = super()._payload(request)
+        if request.rid:
+            payload["rid"] = request.rid + END
+        return payload
+
+    async def abort(self, rid: str | None) -> None:
+        await super().abort(None if rid is None else rid + END)
 
     async def _check(self, request: GenerateRequest) -> None:
         sampling = request.sampling
@@ -174,8 +189,10 @@ class SglangEngine(HttpEngine):
         """Whether weights are of the served model; what SGLang does not find a place for it only logs."""
         if self._weights is None:
             served = Path((await self.model_info())["model_path"])
-            self._weights = await asyncio.to_thread(lambda: read_shapes(served) if served.is_dir() else new)
+            self._weights, self._tied = await asyncio.to_thread(lambda: _model(served) if served.is_dir() else (new, False))
         old = self._weights
+        if self._tied:  # the head is the embedding; some folders hold it all the same
+            old, new = ({n: shape for n, shape in w.items() if not n.endswith("lm_head.weight")} for w in (old, new))
         if new == old:
             return
         missing, unknown = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
@@ -217,6 +234,11 @@ class SglangEngine(HttpEngine):
             sum(load[name] for load in loads) for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
         )
         return {**info, "running": running, "waiting": waiting, "cached_tokens": used}
+
+
+def _model(folder: Path) -> tuple[dict[str, list[int]], bool]:
+    """Shapes of a model's weights, and whether its head is its embedding."""
+    return read_shapes(folder), bool(model_config(folder).get("tie_word_embeddings"))
 
 
 def read_shapes(folder: Path) -> dict[str, list[int]]:

@@ -114,8 +114,9 @@ async def look(python: Path) -> SglangEnvironment:
 
 
 def clean_environment() -> dict[str, str]:
-    """Ours without what would make SGLang's interpreter import our packages."""
-    return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    """Ours without what would make SGLang's interpreter import our packages, or what lies in the working folder."""
+    ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    return {key: value for key, value in os.environ.items() if key not in ours} | {"PYTHONSAFEPATH": "1"}
 
 
 def install(folder: Path | None = None, say: Callable[[str], None] = print) -> Path:

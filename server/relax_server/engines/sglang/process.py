@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import shutil
 import socket
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import relax_sdk
 import relax_server
-from relax_sdk.errors import ConfigError, EngineUnavailable
+from relax_sdk.errors import ConfigError, EngineError, EngineUnavailable
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import ServerProcess
 from relax_server.engines.sglang.environment import (
@@ -34,6 +35,7 @@ KEEPER = Path(__file__).with_name("keeper.py")
 PLUGIN = "relax_server.engines.sglang.plugin"
 OMNI = "Qwen3OmniMoeThinkerForConditionalGeneration"
 POLL_SECONDS = 0.25
+PORTS = range(20_000, 32_000)
 
 CPU_FLAGS = {
     "--device": "cpu",
@@ -114,6 +116,8 @@ class SglangProcess(ServerProcess):
             EngineUnavailable: it ended or was not ready in time; the message holds the end of its log.
             EngineError: it is running already.
         """
+        if self.alive():
+            raise EngineError(f"the engine process {self.pid} is running already")
         began = time.monotonic()
         model = resolve_model(self._model)
         self._progress("looking for SGLang")
@@ -123,6 +127,8 @@ class SglangProcess(ServerProcess):
                 f"{environment.python} has SGLang {environment.version}; on CPU only {VERSION} is known to run. "
                 f"{BUILD} installs that"
             )
+        if environment.version != VERSION:
+            self._progress(f"SGLang {environment.version}; {VERSION} is what this is tested with")
         if self._releases_memory and not environment.cuda:
             raise ConfigError(
                 "on a CPU SGLang does not give its memory back, which mode='colocate' needs; use mode='async', or "
@@ -230,9 +236,19 @@ class SglangProcess(ServerProcess):
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One below those that connections take by themselves, as it must stay free until SGLang is imported.
+
+    Raises:
+        EngineError: none was found.
+    """
+    for port in random.sample(PORTS, 64):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise EngineError(f"no free port among 64 tried between {PORTS.start} and {PORTS.stop}; name one")
 
 
 def _package_folder() -> Path:

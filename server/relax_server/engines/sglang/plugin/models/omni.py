@@ -27,14 +27,19 @@ class FractionalRope(nn.Module):
         super().__init__()
         self.rope = rope
         self.register_buffer("inv_freq", rope._compute_inv_freq(rope.base).float(), persistent=False)
+        self._angles: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        """Positions, and their cosines and sines: the same for all layers."""
 
     def forward(
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, fused_set_kv_buffer_arg: Any = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate queries and keys [tokens, heads * head size] by positions [3, tokens] or [tokens]."""
-        rows = positions if positions.ndim == 2 else positions.expand(3, -1)
-        angles = rows.float()[:, :, None] * self.inv_freq.to(rows.device)
-        cos, sin = (apply_interleaved_rope(part, self.rope.mrope_section) for part in (angles.cos(), angles.sin()))
+        if self._angles is None or self._angles[0] is not positions:
+            rows = positions if positions.ndim == 2 else positions.expand(3, -1)
+            angles = rows.float()[:, :, None] * self.inv_freq.to(rows.device)
+            parts = (apply_interleaved_rope(part, self.rope.mrope_section) for part in (angles.cos(), angles.sin()))
+            self._angles = (positions, *parts)  # type: ignore[assignment]
+        _, cos, sin = self._angles
         return self._rotate(query, cos, sin), self._rotate(key, cos, sin)
 
     def _rotate(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
