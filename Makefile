@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install train test lint chaos service-chaos clean
+.PHONY: install train test test-engines .venv-sglang lint chaos service-chaos clean
 
 install: $(STAMP)
 
@@ -47,11 +47,16 @@ service-chaos: $(STAMP)
 	@$(PYTHON) -m venv $@ && $@/bin/pip install --progress-bar off -q torch==2.13.0
 	@$@/bin/pip install --progress-bar off -q -r $< && touch $@
 
-.venv-sglang: benchmarks/peers/sglang.txt
-	@echo "==> SGLang into $@ (about 3 GB)"
-	@$(PYTHON) -m venv $@ && $@/bin/pip install --progress-bar off -q torch==2.13.0
-	@$@/bin/pip install --progress-bar off -q --no-deps sglang==0.5.23 torchvision==0.28.0 triton==3.6.0
-	@$@/bin/pip install --progress-bar off -q -r $< && touch $@
+# Real SGLang, as an engine (about 3 GB). Where there is an NVIDIA driver it comes with its CUDA packages.
+.venv-sglang: .venv-sglang/.installed
+
+.venv-sglang/.installed: server/relax_server/engines/sglang/requirements.txt | $(STAMP)
+	@$(BIN)/relax engine sglang --install --venv .venv-sglang && touch $@
+
+# The contract that all engines keep, over every one of them, and what SGLang has of its own. Ten minutes.
+test-engines: $(STAMP) .venv-sglang
+	@RELAX_SGLANG_PYTHON=$(CURDIR)/.venv-sglang $(BIN)/python -m pytest tests/contract/test_engine_contract.py \
+		tests/engines/test_sglang.py tests/roles/test_sglang_runs.py tests/api/test_sglang_service.py
 
 .venv-peers: benchmarks/peers/gyms.txt benchmarks/peers/verifiers.txt
 	@echo "==> OpenEnv, agentlightning and verifiers into $@ (about 1 GB)"

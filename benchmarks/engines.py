@@ -5,18 +5,14 @@
 Closed loop: so many requests are always under way, each 32 new tokens with logprobs, sampled at temperature 1, no end-of-turn
 token heeded, different prompts. Both engines are up with one thread each and take turns, so that what else the machine does
 falls on both; figures are medians of tokens a second. Without `--sglang` (`make .venv-sglang` builds its environment)
-only ours is measured. SGLang serves `relax/smollm2-135m` only, as its shim here is for text models.
+only ours is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import itertools
-import os
-import signal
-import socket
 import statistics
 import tempfile
 import time
@@ -25,65 +21,18 @@ from typing import Any
 
 import aiohttp
 from relax_server.engines.process import EngineProcess
+from relax_server.engines.sglang.process import SglangProcess
 from relax_server.models.catalog import SMOLLM2, resolve_model
 from relax_server.models.processor import Processor
 
 from benchmarks.report import save
 
-SHIM = Path(__file__).parent / "peers" / "sglang_cpu"
 TOKENS, CONCURRENT = 32, (1, 8, 32)
 LEAST = 4
 """Requests in a measurement, at least."""
 DTYPES = {SMOLLM2: "bfloat16"}
 LIMIT = 300.0
 """Seconds for a start or a request."""
-
-
-class SGLang:
-    """Real SGLang 0.5.23 in its own environment."""
-
-    def __init__(self, python: Path, model: Path, log: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url, self.log = f"http://127.0.0.1:{port}", log
-        flags = "--device cpu --attention-backend torch_native --sampling-backend pytorch --disable-cuda-graph"
-        flags += " --disable-overlap-schedule --dtype bfloat16 --mem-fraction-static 0.5 --max-total-tokens 65536"
-        flags += " --max-running-requests 32 --context-length 2048 --skip-server-warmup --sleep-on-idle"
-        self.command = [str(python), "-m", "sglang.launch_server", "--model-path", str(model), *flags.split()]
-        self.command += ["--host", "127.0.0.1", "--port", str(port)]
-        more = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SHIM)}
-        self.environment = os.environ | more
-        self.process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        """Start it and wait until it is well.
-
-        Raises:
-            RuntimeError: it ended, or was not ready in time.
-        """
-        with self.log.open("wb") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *self.command, stdout=log, stderr=log, env=self.environment, start_new_session=True
-            )
-        end = time.monotonic() + LIMIT
-        async with aiohttp.ClientSession() as session:
-            while time.monotonic() < end and self.process.returncode is None:
-                try:
-                    async with session.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(5)) as answer:
-                        if answer.status == 200:
-                            return
-                except (aiohttp.ClientError, TimeoutError):
-                    pass
-                await asyncio.sleep(0.5)
-        await self.stop()
-        raise RuntimeError(f"SGLang was not ready: {self.log.read_text(errors='replace')[-3000:]}")
-
-    async def stop(self) -> None:
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            await asyncio.wait_for(self.process.wait(), 30)
 
 
 async def measure(url: str, prompts: list[list[int]], concurrent: int) -> tuple[float, float]:
@@ -116,9 +65,16 @@ async def compare(model: str, sglang: Path | None, times: int, folder: Path) -> 
     await ours.start()
     urls, other = {"embedded": ours.url}, None
     try:
-        if sglang is not None and model == SMOLLM2:
-            other = SGLang(sglang, path, folder / "sglang.log")
-            await other.start()
+        if sglang is not None:
+            other = SglangProcess(
+                path,
+                folder / "sglang.log",
+                python=sglang,
+                dtype=DTYPES.get(model, "float32"),
+                max_running=max(CONCURRENT),
+                flags=["--context-length", "2048"],
+            )
+            await other.start(LIMIT)
             urls["SGLang 0.5.23"] = other.url
         numbers = itertools.count()
 

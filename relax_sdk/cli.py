@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from relax_sdk.client.calls import URL
-from relax_sdk.config import Mode
+from relax_sdk.config import EngineKind, Mode
 from relax_sdk.errors import ConfigError, RelaxError
 from relax_sdk.runtime import Provide
 
@@ -29,6 +30,8 @@ def train(
     model: Annotated[str | None, typer.Option(help="A built-in name or a Hugging Face folder.")] = None,
     mode: Annotated[Mode | None, typer.Option(help="async or colocate.")] = None,
     max_staleness: Annotated[int | None, typer.Option(help="0 is on-policy.")] = None,
+    engine: Annotated[EngineKind | None, typer.Option(help="What generates: embedded or sglang.")] = None,
+    engine_flags: Annotated[str, typer.Option(help="More of SGLang's own, as one text: '--tp 2'.")] = "",
     seed: Annotated[int, typer.Option()] = 0,
     folder: Annotated[Path | None, typer.Option(help="Where the run is kept.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
@@ -51,6 +54,8 @@ def train(
             model,
             mode=mode,
             max_staleness=max_staleness,
+            engine=engine,
+            engine_flags=shlex.split(engine_flags),
             seed=seed,
             folder=folder,
             server=server,

@@ -12,6 +12,7 @@ from typing import Any
 
 from relax_sdk.config import (
     AlgorithmConfig,
+    EngineKind,
     EvalConfig,
     Mode,
     OptimizerConfig,
@@ -54,6 +55,9 @@ class Trainer:
         agent: `async def agent(session)` that plays an episode instead of the built-in chat and tool loops; or a command such
             as `"python my_agent.py"`, started for every episode with `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its environment.
         seed: of weights, episodes and data order.
+        engine: what generates: `embedded`, our own small server, or `sglang`, a real SGLang server (`docs/engines.md`).
+        engine_flags: more flags for SGLang's command line, such as `["--tp", "2"]`.
+        engines: how many of them.
         folder: where the run is kept; default `runs/<env>-<time>`.
         runtime: who carries the run out; `local` is this machine.
         server: URL of a rollout service that carries the run out instead; it goes on there when this program ends.
@@ -79,6 +83,8 @@ class Trainer:
         mode: Mode | None = None,
         agent: Callable[..., Any] | str | Sequence[str] | None = None,
         seed: int = 0,
+        engine: EngineKind | None = None,
+        engine_flags: Sequence[str] = (),
         engines: int = 1,
         folder: str | os.PathLike[str] | None = None,
         runtime: str = "local",
@@ -105,7 +111,7 @@ class Trainer:
             warmup=warmup,
         )
         defaults = dict(self.spec.defaults)
-        unknown = set(defaults) - set(SECTIONS) - {"model", "steps", "mode", "max_staleness"}
+        unknown = set(defaults) - set(SECTIONS) - {"model", "steps", "mode", "max_staleness", "engine"}
         if unknown:
             raise ConfigError(f"{self.spec.id}: unknown defaults {sorted(unknown)}; there are {sorted(SECTIONS)}")
         sections = {name: _section(name, defaults.get(name), given[name]) for name in SECTIONS}
@@ -118,6 +124,8 @@ class Trainer:
             seed=seed,
             mode=chosen,
             max_staleness=max_staleness if max_staleness is not None else stale,
+            engine=engine or defaults.get("engine", "embedded"),
+            engine_flags=engine_flags,  # type: ignore[arg-type]
             engines=engines,
             **sections,
         )

@@ -203,6 +203,8 @@ def test_the_service_is_killed_and_the_run_goes_on(tmp_path: Path, service: Serv
         ({"env": "tone-v0", "config": {"engines": 99}}, 400, "engines"),
         ({"env": "tone-v0", "config": {"rollout": {"group_size": "many"}}}, 400, "group_size"),
         ({"env": "tone-v0", "agent": "rm -rf /"}, 403, "upload"),
+        ({"env": "tone-v0", "config": {"engine": "sglang", "engine_flags": ["--host", "0.0.0.0"]}}, 403, "admin"),
+        ({"env": "tone-v0", "config": {"engine_flags": ["--tp", "2"]}}, 400, "engine='sglang'"),
         ({"env": "none"}, 400, "environment"),
     ],
 )

@@ -81,6 +81,7 @@ BAD: list[tuple[type, str, Any, str]] = [
     (RunConfig, "max_staleness", -1, "0 or more"),
     (RunConfig, "engines", 0, "1 or more"),
     (RunConfig, "mode", "sync", "async, colocate"),
+    (RunConfig, "engine", "vllm", "embedded, sglang"),
     (RunConfig, "model", 3, "text"),
 ]
 
@@ -97,6 +98,12 @@ def test_colocation_is_on_policy() -> None:
     with pytest.raises(ConfigError, match="max_staleness must be 0, got 1"):
         RunConfig("tone-v0", mode="colocate", max_staleness=1)
     assert RunConfig("tone-v0", mode="colocate", max_staleness=0).mode == "colocate"
+
+
+def test_flags_of_sglang_need_sglang():
+    with pytest.raises(ConfigError, match=r"--tp.*engine='sglang'"):
+        RunConfig("tone-v0", engine_flags=("--tp", "2"))
+    assert RunConfig("tone-v0", engine="sglang", engine_flags=("--tp", "2")).engine_flags == ("--tp", "2")
 
 
 def test_every_default_is_allowed_and_plain() -> None:

@@ -1,4 +1,4 @@
-"""Commands of the service: `relax serve` and `relax keys`."""
+"""Commands of the service: `relax serve`, `relax keys` and `relax engine`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Annotated
 
 import typer
 
+from relax_server.engines.cli import app as engine_app
+
 FOLDER = Path("runs/service")
 
 app = typer.Typer()
 keys_app = typer.Typer(no_args_is_help=True, help="Keys of the rollout service.")
 app.add_typer(keys_app, name="keys")
+app.add_typer(engine_app, name="engine")
 
 Folder = Annotated[Path, typer.Option(help="Of the service: journal, media, logs.")]
 

@@ -111,8 +111,8 @@ class HttpEngine:
         }
         for kind in ("image", "audio", "video"):
             items = [self._locate(item) for item in request.media if item.ref.kind == kind]
-            if items:
-                payload[f"{kind}_data"] = items
+            if items:  # with n > 1 SGLang takes a list for each sample's prompt, and deals a flat one out among the samples
+                payload[f"{kind}_data"] = [items] if request.n > 1 else items
         if request.rid:
             payload["rid"] = request.rid
         if request.return_routed_experts:

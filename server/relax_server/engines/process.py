@@ -1,11 +1,11 @@
-"""An embedded engine as a child process: started, watched and stopped."""
+"""Engines as child processes: started, watched and stopped."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from relax_sdk.errors import EngineError, EngineUnavailable
@@ -14,54 +14,15 @@ TAIL = 4000
 """Characters of the log shown when a start fails."""
 
 
-class EngineProcess:
-    """One `python -m relax_server.engines.embedded`; it ends when this process does.
+class ServerProcess:
+    """A server that answers under one URL; it ends when this process does.
 
     Args:
-        model_path: a model folder or a built-in name.
         log_path: where its output goes (appended).
-        media_root: the only folder media paths may point into.
-        threads: of the model.
-        port: 0 picks a free one.
-        max_total_tokens: KV slots; None takes 1 GiB worth.
-        max_running: sequences in one batch.
-        weight_version: of the weights in `model_path`.
-        features: folder in shared memory where media features are exchanged with other processes; None: each for itself.
-        timeline: folder for its spans; None records none.
-        env: added to the child's environment.
     """
 
-    def __init__(
-        self,
-        model_path: str | Path,
-        log_path: str | Path,
-        *,
-        media_root: str | Path | None = None,
-        threads: int = 1,
-        dtype: str = "float32",
-        port: int = 0,
-        max_total_tokens: int | None = None,
-        max_running: int = 512,
-        return_routed_experts: bool = False,
-        weight_version: int = 0,
-        features: str | Path | None = None,
-        timeline: str | Path | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, log_path: str | Path) -> None:
         self.log_path = Path(log_path)
-        self._arguments = ["--model-path", str(model_path), "--port", str(port), "--threads", str(threads)]
-        self._arguments += ["--dtype", dtype, "--max-running", str(max_running), "--weight-version", str(weight_version)]
-        if media_root is not None:
-            self._arguments += ["--media-root", str(media_root)]
-        if max_total_tokens is not None:
-            self._arguments += ["--max-total-tokens", str(max_total_tokens)]
-        if features is not None:
-            self._arguments += ["--features", str(features)]
-        if timeline is not None:
-            self._arguments += ["--timeline", str(timeline)]
-        if return_routed_experts:
-            self._arguments.append("--return-routed-experts")
-        self._env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **(env or {})}
         self._process: asyncio.subprocess.Process | None = None
         self._url = ""
 
@@ -96,41 +57,27 @@ class EngineProcess:
             EngineUnavailable: it ended or was not ready in time; the message holds the end of its log.
             EngineError: it is running already.
         """
+        raise NotImplementedError
+
+    async def _launch(self, command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> None:
+        """Start the child in a session of its own, its output going to the log.
+
+        Raises:
+            EngineError: it is running already.
+        """
         if self.alive():
             raise EngineError(f"the engine process {self.pid} is running already")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        reader, writer = os.pipe()
-        try:
-            with self.log_path.open("ab") as log:
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "relax_server.engines.embedded",
-                    *self._arguments,
-                    "--ready-file",
-                    f"/dev/fd/{writer}",
-                    "--parent-pid",
-                    str(os.getpid()),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={**os.environ, **self._env},
-                    pass_fds=(writer,),
-                    start_new_session=True,
-                )
-        finally:
-            os.close(writer)
-        try:
-            self._url = (await asyncio.wait_for(_read_line(reader), timeout)).strip()
-        except TimeoutError:
-            await self.stop()
-            raise EngineUnavailable(f"the engine was not ready within {timeout:g} s\n{self.log_tail()}") from None
-        except asyncio.CancelledError:
-            await self.stop()
-            raise
-        if not self._url:
-            code = await asyncio.wait_for(self._process.wait(), 10)
-            raise EngineUnavailable(f"the engine ended with exit code {code} before it was ready\n{self.log_tail()}")
+        with self.log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(env),
+                pass_fds=tuple(pass_fds),
+                start_new_session=True,
+            )
 
     async def stop(self, timeout: float = 5.0) -> None:
         """Ask it to end, and kill it if it has not after `timeout` seconds."""
@@ -156,6 +103,85 @@ class EngineProcess:
             return f"end of {self.log_path}:\n" + self.log_path.read_text(errors="replace")[-TAIL:]
         except OSError as error:
             return f"its log {self.log_path} cannot be read ({error})"
+
+
+class EngineProcess(ServerProcess):
+    """One `python -m relax_server.engines.embedded`; it ends when this process does.
+
+    Args:
+        model_path: a model folder or a built-in name.
+        log_path: where its output goes (appended).
+        media_root: the only folder media paths may point into.
+        threads: of the model.
+        port: 0 picks a free one.
+        max_total_tokens: KV slots; None takes 1 GiB worth.
+        max_running: sequences in one batch.
+        weight_version: of the weights in `model_path`.
+        features: folder in shared memory where media features are exchanged with other processes; None: each for itself.
+        timeline: folder for its spans; None records none.
+        env: added to the child's environment.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        log_path: str | Path,
+        *,
+        media_root: str | Path | None = None,
+        threads: int = 1,
+        dtype: str = "float32",
+        port: int = 0,
+        max_total_tokens: int | None = None,
+        max_running: int = 512,
+        return_routed_experts: bool = False,
+        weight_version: int = 0,
+        features: str | Path | None = None,
+        timeline: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(log_path)
+        self._arguments = ["--model-path", str(model_path), "--port", str(port), "--threads", str(threads)]
+        self._arguments += ["--dtype", dtype, "--max-running", str(max_running), "--weight-version", str(weight_version)]
+        if media_root is not None:
+            self._arguments += ["--media-root", str(media_root)]
+        if max_total_tokens is not None:
+            self._arguments += ["--max-total-tokens", str(max_total_tokens)]
+        if features is not None:
+            self._arguments += ["--features", str(features)]
+        if timeline is not None:
+            self._arguments += ["--timeline", str(timeline)]
+        if return_routed_experts:
+            self._arguments.append("--return-routed-experts")
+        self._env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **(env or {})}
+
+    async def start(self, timeout: float = 120.0) -> None:
+        """Start it and wait until it answers requests.
+
+        Raises:
+            EngineUnavailable: it ended or was not ready in time; the message holds the end of its log.
+            EngineError: it is running already.
+        """
+        reader, writer = os.pipe()
+        command = [sys.executable, "-m", "relax_server.engines.embedded", *self._arguments]
+        command += ["--ready-file", f"/dev/fd/{writer}", "--parent-pid", str(os.getpid())]
+        try:
+            await self._launch(command, {**os.environ, **self._env}, [writer])
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+        try:
+            self._url = (await asyncio.wait_for(_read_line(reader), timeout)).strip()
+        except TimeoutError:
+            await self.stop()
+            raise EngineUnavailable(f"the engine was not ready within {timeout:g} s\n{self.log_tail()}") from None
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+        if not self._url:
+            code = await asyncio.wait_for(self.wait(), 10)
+            raise EngineUnavailable(f"the engine ended with exit code {code} before it was ready\n{self.log_tail()}")
 
 
 async def _read_line(descriptor: int) -> str:

@@ -89,6 +89,7 @@ class Controller:
             self.model_path,
             self.restarts,
             self.features,
+            stage=observer.stage,
             warn=observer.warn,
             changed=lambda urls: self.rollout.send(SetEngines(urls)),
             failed=self.engines_failed,

@@ -10,12 +10,14 @@ from pathlib import Path
 from relax_sdk.errors import EngineError, EngineUnavailable, RelaxError
 from relax_sdk.runtime import Job
 from relax_server.engines.http import HttpEngine
-from relax_server.engines.process import EngineProcess
+from relax_server.engines.kinds import connect
+from relax_server.engines.process import EngineProcess, ServerProcess
+from relax_server.engines.sglang.process import SglangProcess
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.restarts import Restarts
 
-START_SECONDS = 180.0
-"""For an engine to load its model and answer."""
+START_SECONDS = {"embedded": 180.0, "sglang": 600.0}
+"""For an engine to load its model and answer, by kind."""
 
 HEALTH_SECONDS = 2.0
 """Between looks at the engines."""
@@ -28,7 +30,7 @@ MAX_MISSES = 10
 class EngineSlot:
     """One engine of a run: its process, and our client to it."""
 
-    process: EngineProcess
+    process: ServerProcess
     client: HttpEngine
     released: bool = False
     """Its memory is given back while the trainer works (colocate)."""
@@ -51,6 +53,7 @@ class EngineFleet:
         model_path: the folder they start from.
         restarts: counts how often one was lost.
         features: folder in shared memory where media features are exchanged.
+        stage: told how far a start is that takes long.
         warn: told what went wrong and was mended.
         changed: told the addresses when they are others than before.
         failed: told the error that ends the run, once no engine can be had any more.
@@ -63,12 +66,13 @@ class EngineFleet:
         restarts: Restarts,
         features: Path,
         *,
+        stage: Callable[[str], None],
         warn: Callable[[str], None],
         changed: Callable[[tuple[str, ...]], None],
         failed: Callable[[RelaxError], None],
     ) -> None:
         self.job, self.model_path, self.restarts, self.features = job, model_path, restarts, features
-        self._warn, self._changed, self._failed = warn, changed, failed
+        self._stage, self._warn, self._changed, self._failed = stage, warn, changed, failed
         self._slots: list[EngineSlot] = []
         self._weights: Path | None = None
         self._version = 0
@@ -87,7 +91,7 @@ class EngineFleet:
         self._changed(self.urls)
 
     async def _start_one(self) -> EngineSlot:
-        return await start_engine(self.job, self.model_path, features=self.features)
+        return await start_engine(self.job, self.model_path, features=self.features, stage=self._stage)
 
     async def stop(self) -> None:
         await asyncio.gather(*(slot.stop() for slot in self._slots), return_exceptions=True)
@@ -156,9 +160,14 @@ class EngineFleet:
 
 
 async def start_engine(
-    job: Job, model_path: Path, version: int = 0, train: bool = True, features: Path | None = None
+    job: Job,
+    model_path: Path,
+    version: int = 0,
+    train: bool = True,
+    features: Path | None = None,
+    stage: Callable[[str], None] = lambda what: None,
 ) -> EngineSlot:
-    """Start an embedded engine for a job and wait until it answers.
+    """Start an engine for a job and wait until it answers.
 
     Args:
         job: the run.
@@ -166,21 +175,39 @@ async def start_engine(
         version: of these weights.
         train: its work belongs into the run's timeline.
         features: folder in shared memory where media features are exchanged.
+        stage: told how far a start is that takes long.
 
     Raises:
         EngineUnavailable: it ended, or was not ready in time.
+        ConfigError: SGLang is wanted and not installed, or cannot do here what the run wants.
     """
     media = RunLayout(job.folder).media
     media.mkdir(parents=True, exist_ok=True)
-    process = EngineProcess(
-        model_path,
-        job.folder / "logs" / "engine.log",
-        media_root=media,
-        dtype=job.config.training.dtype,
-        return_routed_experts=job.config.training.replay_routes,
-        weight_version=version,
-        features=features,
-        timeline=RunLayout(job.folder).timeline if train else None,
-    )
-    await process.start(START_SECONDS)
-    return EngineSlot(process, HttpEngine(process.url, media))
+    config = job.config
+    process: ServerProcess
+    if config.engine == "sglang":
+        process = SglangProcess(
+            model_path,
+            job.folder / "logs" / "sglang.log",
+            media_root=media,
+            dtype=config.training.dtype,
+            return_routed_experts=config.training.replay_routes,
+            weight_version=version,
+            features=features,
+            releases_memory=config.mode == "colocate" and train,
+            flags=config.engine_flags,
+            progress=lambda what: stage(f"SGLang: {what}"),
+        )
+    else:
+        process = EngineProcess(
+            model_path,
+            job.folder / "logs" / "engine.log",
+            media_root=media,
+            dtype=config.training.dtype,
+            return_routed_experts=config.training.replay_routes,
+            weight_version=version,
+            features=features,
+            timeline=RunLayout(job.folder).timeline if train else None,
+        )
+    await process.start(START_SECONDS[config.engine])
+    return EngineSlot(process, connect(config.engine, process.url, media, model_path))

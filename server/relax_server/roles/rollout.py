@@ -18,7 +18,7 @@ from relax_sdk.run import Evaluation
 from relax_sdk.session import Agent
 from relax_server.api.agent_gateway import AgentGateway
 from relax_server.engines.coalesce import CoalescingEngine
-from relax_server.engines.http import HttpEngine
+from relax_server.engines.kinds import connect
 from relax_server.garbage import settle
 from relax_server.journal import open_journal
 from relax_server.models.processor import Processor
@@ -157,7 +157,7 @@ class RolloutRole:
 
     def engine(self, url: str) -> CoalescingEngine:
         """A client."""
-        return CoalescingEngine(HttpEngine(url, self.store.root))
+        return CoalescingEngine(connect(self.first.config.engine, url, self.store.root, self.first.model_path))
 
     async def evaluate(self, message: Evaluate) -> None:
         result = await self.worker.evaluate(message.limit, split=message.split, step=message.step)

@@ -77,7 +77,9 @@ class TrainingHub:
             raise ApiError(503, "the service is shutting down; go to another one", "draining", headers={"Retry-After": "5"})
         if await core.envs.find(body.env) is FREE:
             raise bad("a run needs an environment, which none is not", "env")
-        self._config(body)
+        if self._config(body).engine_flags and not key.may("admin"):
+            message = "config.engine_flags: a program's command line takes a key with the right admin"
+            raise ApiError(403, message, "forbidden", "config")
         if body.agent is not None and not key.may("upload"):
             raise ApiError(403, "agent: starting a command takes a key with the right to upload", "forbidden", "agent")
         request = body.model_dump(exclude_none=True)

@@ -390,6 +390,8 @@ def _media(body: Mapping[str, Any]) -> dict[Kind, list[str]]:
     for kind in kinds:
         given = body.get(f"{kind}_data") or []
         given = [given] if isinstance(given, str) else given
+        if isinstance(given, list) and len(given) == 1 and isinstance(given[0], list):
+            given = given[0]  # the form that SGLang takes where n > 1
         if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
             raise RequestError(f"{kind}_data must be a path or data URI, or a list of these")
         media[kind] = given

@@ -1,0 +1,99 @@
+"""`relax engine`: an engine of its own, started, watched and started again when it is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from relax_server.engines.process import ServerProcess
+
+app = typer.Typer(no_args_is_help=True, help="Engines that run on their own; `relax serve --engine URL` uses them.")
+
+Model = Annotated[str, typer.Option(help="A built-in name or a Hugging Face folder.")]
+Port = Annotated[int, typer.Option(help="0 picks a free one.")]
+MediaRoot = Annotated[Path | None, typer.Option(help="The only folder that media paths may point into; default: none may.")]
+DType = Annotated[str, typer.Option(help="float32 or bfloat16.")]
+Threads = Annotated[int, typer.Option(help="Of the model, on a CPU.")]
+Tokens = Annotated[int | None, typer.Option(help="Tokens that the KV cache holds.")]
+Routes = Annotated[bool, typer.Option(help="Record the experts of every token.")]
+Log = Annotated[Path, typer.Option(help="Where its output goes.")]
+Restarts = Annotated[int, typer.Option(help="Ends in a row, each within ten minutes, after which it is given up.")]
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def sglang(
+    context: typer.Context,
+    model: Model = "relax/tiny-omni",
+    port: Port = 30000,
+    python: Annotated[
+        Path | None, typer.Option("--python", "--venv", help="Of SGLang's environment: its interpreter or its folder.")
+    ] = None,
+    media_root: MediaRoot = None,
+    dtype: DType = "float32",
+    threads: Threads = 1,
+    max_total_tokens: Tokens = None,
+    routed_experts: Routes = False,
+    log: Log = Path("runs/engines/sglang.log"),
+    restarts: Restarts = 5,
+    install: Annotated[bool, typer.Option("--install", help="Build SGLang's environment, and do no more.")] = False,
+) -> None:
+    """Run a real SGLang server; options that are not named here go to SGLang as they are, such as --tp 2."""
+    from relax_server.engines.sglang.environment import install as build
+    from relax_server.engines.sglang.process import SglangProcess
+
+    if install:
+        typer.echo(f"SGLang can be used: {build(python, typer.echo)}")
+        return
+    process = SglangProcess(
+        model,
+        log,
+        python=python,
+        media_root=media_root,
+        dtype=dtype,
+        threads=threads,
+        port=port,
+        max_total_tokens=max_total_tokens,
+        return_routed_experts=routed_experts,
+        flags=context.args,
+        progress=lambda what: typer.echo(f"sglang: {what}"),
+    )
+    _keep(process, f"sglang: {model}", 600.0, restarts)
+
+
+@app.command()
+def embedded(
+    model: Model = "relax/tiny-omni",
+    port: Port = 30000,
+    media_root: MediaRoot = None,
+    dtype: DType = "float32",
+    threads: Threads = 1,
+    max_total_tokens: Tokens = None,
+    routed_experts: Routes = False,
+    log: Log = Path("runs/engines/embedded.log"),
+    restarts: Restarts = 5,
+) -> None:
+    """Run the embedded engine."""
+    from relax_server.engines.process import EngineProcess
+
+    process = EngineProcess(
+        model,
+        log,
+        media_root=media_root,
+        dtype=dtype,
+        threads=threads,
+        port=port,
+        max_total_tokens=max_total_tokens,
+        return_routed_experts=routed_experts,
+    )
+    _keep(process, f"embedded: {model}", 180.0, restarts)
+
+
+def _keep(process: ServerProcess, name: str, start_seconds: float, restarts: int) -> None:
+    import asyncio
+
+    from relax_server.engines.keeping import keep
+
+    asyncio.run(keep(process, name, start_seconds, restarts, typer.echo))

@@ -1,0 +1,92 @@
+"""One engine kept running until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+
+from relax_sdk.errors import EngineUnavailable
+from relax_server.engines.http import HttpEngine
+from relax_server.engines.process import ServerProcess
+
+HEALTH_SECONDS = 5.0
+"""Between looks at it."""
+
+MAX_MISSES = 12
+"""Looks in a row at which it did not answer before it is started again."""
+
+LONG = 600.0
+"""Seconds; an end after so long does not count with those before it."""
+
+PAUSE = 1.0
+
+
+async def keep(process: ServerProcess, name: str, start_seconds: float, restarts: int, say: Callable[[str], None]) -> None:
+    """Start an engine, and again whenever it ends or does not answer, until SIGINT or SIGTERM.
+
+    It begins with the weights it is started from; whoever updates them has to do so again after a restart.
+
+    Args:
+        process: not started yet.
+        name: for what is said.
+        start_seconds: until it answers, at most.
+        restarts: ends in a row, each within `LONG`, after which it is given up.
+        say: told where it answers, and what was mended.
+
+    Raises:
+        ConfigError: it cannot be started as it is configured.
+        EngineUnavailable: it does not start, or was lost too often.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    told: list[int] = []
+
+    def end(number: int) -> None:
+        told.append(number)
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end, number)
+    try:
+        await _run(process, name, start_seconds, restarts, say)
+    except asyncio.CancelledError:
+        if not told:
+            raise
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        await process.stop()
+    say(f"{name}: ended")
+
+
+async def _run(process: ServerProcess, name: str, start_seconds: float, restarts: int, say: Callable[[str], None]) -> None:
+    lost = 0
+    while True:
+        await process.start(start_seconds)
+        began = time.monotonic()
+        say(f"{name}: ready at {process.url}; Ctrl-C ends it")
+        why = await _lost(process)
+        await process.stop()
+        lost = 1 if time.monotonic() - began > LONG else lost + 1
+        if lost > restarts:
+            raise EngineUnavailable(f"{name}: {why}, for the {lost}th time; giving up\n{process.log_tail()}")
+        say(f"{name}: {why}; starting it again")
+        await asyncio.sleep(PAUSE)
+
+
+async def _lost(process: ServerProcess) -> str:
+    """Wait until it ended or no longer answers; which of them."""
+    client, misses = HttpEngine(process.url), 0
+    try:
+        while True:
+            try:
+                return f"it ended with exit code {await asyncio.wait_for(process.wait(), HEALTH_SECONDS)}"
+            except TimeoutError:
+                misses = 0 if await client.health() else misses + 1
+            if misses >= MAX_MISSES:
+                return f"it has not answered for {misses * HEALTH_SECONDS:g} s"
+    finally:
+        await client.close()

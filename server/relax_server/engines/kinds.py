@@ -1,0 +1,27 @@
+"""The kinds of engines a run can be told to use, and the client of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from relax_sdk.config import EngineKind
+from relax_server.engines.http import HttpEngine
+from relax_server.engines.sglang.client import SglangEngine
+from relax_server.models.layout import routed_shape
+
+
+def connect(kind: EngineKind, url: str, media_root: Path, model_path: Path) -> HttpEngine:
+    """A client of an engine that runs.
+
+    Args:
+        kind: what runs there.
+        url: where.
+        media_root: the media folder, which the engine can read.
+        model_path: of the served model.
+
+    Raises:
+        ConfigError: `model_path` is not a model folder.
+    """
+    if kind == "sglang":
+        return SglangEngine(url, media_root, routed_shape=routed_shape(model_path))
+    return HttpEngine(url, media_root)

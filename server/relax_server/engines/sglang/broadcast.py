@@ -1,0 +1,104 @@
+"""Weights for SGLang servers on other machines: a process group of the trainer and the server's ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import uuid
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import distributed_c10d as c10d
+
+from relax_sdk.errors import EngineError, EngineUnavailable
+from relax_server.engines.sglang.client import SglangEngine
+
+
+class WeightGroup:
+    """Broadcasts weights to one server, which may use several ranks.
+
+    The group is beside the trainer's own: torch has public calls for subgroups of one world only, so it is made as
+    `torch.distributed.init_process_group` makes the world.
+
+    Args:
+        engine: the server.
+        address: of this machine, as the server reaches it.
+        backend: `gloo` for tensors on CPUs, `nccl` for those on GPUs.
+        timeout: seconds for the meeting and for each weight.
+    """
+
+    def __init__(
+        self,
+        engine: SglangEngine,
+        address: str = "127.0.0.1",
+        backend: Literal["gloo", "nccl"] = "gloo",
+        timeout: float = 120.0,
+    ) -> None:
+        self.engine, self.address, self.backend, self.timeout = engine, address, backend, timeout
+        self.name = f"relax-{uuid.uuid4().hex[:8]}"
+        self._group: Any = None
+        self._store: Any = None
+
+    async def open(self) -> None:
+        """Meet the server's ranks.
+
+        Raises:
+            EngineUnavailable: they did not come in time.
+            EngineError: the server refused, or the group is open.
+        """
+        if self._group is not None:
+            raise EngineError(f"the group with {self.engine.url} is open already")
+        world = 1 + await self.engine.ranks()
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        theirs = self.engine.join_group(self.name, self.address, port, world, self.backend)
+        try:
+            async with asyncio.timeout(self.timeout):
+                _, self._group = await asyncio.gather(theirs, asyncio.to_thread(self._join, port, world))
+        except (TimeoutError, dist.DistError) as error:
+            raise EngineUnavailable(f"no process group with {self.engine.url} at {self.address}:{port}: {error!r}") from error
+
+    def _join(self, port: int, world: int) -> Any:
+        timeout = timedelta(seconds=self.timeout)
+        self._store = TCPStore(self.address, port, world, is_master=True, timeout=timeout)
+        store = PrefixStore(self.name, self._store)
+        group, _ = c10d._new_process_group_helper(
+            world, 0, [], dist.Backend(self.backend), store, group_name=c10d.GroupName(self.name), timeout=timeout
+        )
+        c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
+        return group
+
+    async def update(self, tensors: Mapping[str, torch.Tensor], version: int, flush_cache: bool = True) -> None:
+        """Broadcast all weights; generation waits meanwhile, as in `SglangEngine.update_weights`.
+
+        Args:
+            tensors: by the names of the model's folder, on the backend's device.
+            version: of these weights.
+            flush_cache: forget what was computed with the old ones.
+
+        Raises:
+            EngineError: names or shapes differ from the model's, the group is not open, or SGLang could not load them.
+        """
+        if self._group is None:
+            raise EngineError(f"the group with {self.engine.url} is not open; await open() first")
+        rows = [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in tensors.items()]
+        sending = lambda: asyncio.to_thread(self._send, [tensor.detach().contiguous() for tensor in tensors.values()])
+        await self.engine.update_from_group(self.name, rows, sending, version, flush_cache)
+
+    def _send(self, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            dist.broadcast(tensor, 0, group=self._group)
+
+    async def close(self) -> None:
+        """Take the group apart, on both sides."""
+        if self._group is None:
+            return
+        group, self._group = self._group, None
+        await self.engine.leave_group(self.name)
+        await asyncio.to_thread(dist.destroy_process_group, group)
+        self._store = None

@@ -1,0 +1,1 @@
+"""Models that SGLang is to know."""

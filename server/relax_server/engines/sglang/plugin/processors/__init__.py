@@ -1,0 +1,1 @@
+"""Processors of media that SGLang is to know."""

@@ -1,0 +1,260 @@
+"""A real SGLang server as a child process, from an environment of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import relax_sdk
+import relax_server
+from relax_sdk.errors import ConfigError, EngineError, EngineUnavailable
+from relax_server.engines.http import HttpEngine
+from relax_server.engines.process import ServerProcess
+from relax_server.engines.sglang.environment import (
+    BUILD,
+    SHIM,
+    VERSION,
+    SglangEnvironment,
+    clean_environment,
+    find_python,
+    look,
+)
+from relax_server.models.catalog import resolve_model
+from relax_server.models.layout import architecture
+
+KEEPER = Path(__file__).with_name("keeper.py")
+PLUGIN = "relax_server.engines.sglang.plugin"
+OMNI = "Qwen3OmniMoeThinkerForConditionalGeneration"
+POLL_SECONDS = 0.25
+PORTS = range(20_000, 32_000)
+
+CPU_FLAGS = {
+    "--device": "cpu",
+    "--attention-backend": "torch_native",
+    "--sampling-backend": "pytorch",
+    "--mem-fraction-static": "0.5",
+}
+CPU_TOKENS = 65_536
+"""KV slots on CPU, where SGLang would take half of the machine's memory."""
+
+STAGES = {
+    r"Init torch distributed begin": "starting up",
+    r"Load weight begin": "loading weights",
+    r"Load weight end": "weights loaded",
+    r"KV Cache is allocated": "memory taken",
+    r"Capture cuda graph begin": "capturing CUDA graphs",
+    r"Application startup complete": "answering",
+}
+"""Lines of its log that say how far it is."""
+
+
+class SglangProcess(ServerProcess):
+    """One SGLang server; it ends when this process does. The interface is `EngineProcess`'s.
+
+    Args:
+        model_path: a model folder or a built-in name.
+        log_path: where its output goes (appended).
+        python: of SGLang's environment, or that environment's folder; None looks for it (`environment.find_python`).
+        media_root: the only folder media paths may point into; None takes data URIs only.
+        threads: of the model, on CPU.
+        dtype: `float32` or `bfloat16`.
+        port: 0 picks a free one.
+        max_total_tokens: KV slots; None: on CPU 65,536, on GPU what SGLang finds room for.
+        max_running: sequences in one batch.
+        return_routed_experts: record the experts of every token.
+        weight_version: of the weights in `model_path`.
+        features: folder in shared memory where media features are exchanged with other processes; None: each for itself.
+        releases_memory: `release_memory` is to give it back, which SGLang does on a GPU only.
+        flags: more of SGLang's own, such as `--tp 2`; they come last and win.
+        progress: told what it is doing while it starts.
+        env: added to the child's environment.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        log_path: str | Path,
+        *,
+        python: str | Path | None = None,
+        media_root: str | Path | None = None,
+        threads: int = 1,
+        dtype: str = "float32",
+        port: int = 0,
+        max_total_tokens: int | None = None,
+        max_running: int = 256,
+        return_routed_experts: bool = False,
+        weight_version: int = 0,
+        features: str | Path | None = None,
+        releases_memory: bool = False,
+        flags: Sequence[str] = (),
+        progress: Callable[[str], None] = lambda what: None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(log_path)
+        self._model, self._python, self._media_root = str(model_path), python, media_root
+        self._threads, self._dtype, self._port = threads, dtype, port
+        self._max_total_tokens, self._max_running = max_total_tokens, max_running
+        self._routes, self._version = return_routed_experts, weight_version
+        self._features, self._releases_memory = features, releases_memory
+        self._flags, self._progress, self._env = tuple(flags), progress, dict(env or {})
+        self._packages: Path | None = None
+
+    async def start(self, timeout: float = 300.0) -> None:
+        """Start it and wait until it answers requests; half a minute at best.
+
+        Raises:
+            ConfigError: no environment with SGLang, or a model that it cannot serve.
+            EngineUnavailable: it ended or was not ready in time; the message holds the end of its log.
+            EngineError: it is running already.
+        """
+        if self.alive():
+            raise EngineError(f"the engine process {self.pid} is running already")
+        began = time.monotonic()
+        model = resolve_model(self._model)
+        self._progress("looking for SGLang")
+        environment = await look(find_python(self._python))
+        if environment.version != VERSION and not environment.cuda:
+            raise ConfigError(
+                f"{environment.python} has SGLang {environment.version}; on CPU only {VERSION} is known to run. "
+                f"{BUILD} installs that"
+            )
+        if environment.version != VERSION:
+            self._progress(f"SGLang {environment.version}; {VERSION} is what this is tested with")
+        if self._releases_memory and not environment.cuda:
+            raise ConfigError(
+                "on a CPU SGLang does not give its memory back, which mode='colocate' needs; use mode='async', or "
+                "engine='embedded'"
+            )
+        omni = OMNI in architecture(model)
+        if omni and environment.missing:
+            raise ConfigError(
+                f"{environment.python} lacks {', '.join(environment.missing)}, which media need; "
+                f"{environment.python} -m pip install them, or {BUILD} builds an environment that has them"
+            )
+        port = self._port or _free_port()
+        command = [sys.executable, "-S", str(KEEPER), str(os.getpid()), str(environment.python), "-m", "sglang.launch_server"]
+        command += self._arguments(model, environment, omni, port)
+        self._drop_packages()
+        self._packages = _package_folder()
+        size = self.log_path.stat().st_size if self.log_path.exists() else 0
+        await self._launch(command, self._variables(environment, omni))
+        url = f"http://127.0.0.1:{port}"
+        try:
+            await asyncio.wait_for(self._ready(url, size), max(1.0, timeout - (time.monotonic() - began)))
+        except TimeoutError:
+            await self.stop()
+            raise EngineUnavailable(f"SGLang was not ready within {timeout:g} s\n{self.log_tail()}") from None
+        except BaseException:
+            await self.stop()
+            raise
+        self._url = url
+
+    async def stop(self, timeout: float = 10.0) -> None:
+        """Ask it to end, and kill it if it has not after `timeout` seconds."""
+        await super().stop(timeout)
+        self._drop_packages()
+
+    def _drop_packages(self) -> None:
+        if self._packages is not None:
+            shutil.rmtree(self._packages, ignore_errors=True)
+            self._packages = None
+
+    def _arguments(self, model: Path, environment: SglangEnvironment, omni: bool, port: int) -> list[str]:
+        arguments = ["--model-path", str(model), "--host", "127.0.0.1", "--port", str(port), "--dtype", self._dtype]
+        arguments += ["--weight-version", str(self._version), "--max-running-requests", str(self._max_running)]
+        arguments += ["--skip-server-warmup", "--sleep-on-idle"]
+        tokens = self._max_total_tokens
+        if not environment.cuda:
+            arguments += [word for flag in CPU_FLAGS.items() for word in flag]
+            arguments += ["--disable-cuda-graph", "--disable-overlap-schedule"]
+            tokens = tokens or CPU_TOKENS
+        if tokens is not None:
+            arguments += ["--max-total-tokens", str(tokens)]
+        if self._routes:
+            arguments.append("--enable-return-routed-experts")
+        if self._releases_memory:
+            arguments.append("--enable-memory-saver")
+        if omni:
+            # The plugin's positions are fractions, which a captured graph cannot take.
+            arguments += ["--enable-multimodal", "--disable-cuda-graph", "--mm-attention-backend", "sdpa"]
+        return [*arguments, *self._flags]
+
+    def _variables(self, environment: SglangEnvironment, omni: bool) -> dict[str, str]:
+        paths = [str(self._packages)] if omni else []
+        variables = clean_environment() | {"HF_HUB_OFFLINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+        if not environment.cuda:
+            threads = str(self._threads)
+            paths.append(str(SHIM))
+            variables |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        if omni:
+            variables |= {
+                "SGLANG_EXTERNAL_MODEL_PACKAGE": f"{PLUGIN}.models",
+                "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE": f"{PLUGIN}.processors",
+                "SGLANG_EXTERNAL_MM_MODEL_ARCH": OMNI,
+                # Its cache of media embeddings outlives a weight update: they would come from old towers.
+                "SGLANG_VLM_CACHE_SIZE_MB": "0",
+                "RELAX_MEDIA_ROOT": str(self._media_root or ""),
+                "RELAX_FEATURES": str(self._features or ""),
+            }
+        if paths:
+            variables["PYTHONPATH"] = os.pathsep.join(paths)
+        return variables | self._env
+
+    async def _ready(self, url: str, log_from: int) -> None:
+        """Until it answers; tells `progress` what its log says meanwhile."""
+        engine = HttpEngine(url)
+        shown = ""
+        try:
+            while not await engine.health(1.0):
+                if not self.alive():
+                    code = await self.wait()
+                    raise EngineUnavailable(f"SGLang ended with exit code {code} before it was ready\n{self.log_tail()}")
+                stage = self._stage(log_from)
+                if stage != shown:
+                    self._progress(stage)
+                    shown = stage
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            await engine.close()
+        self._progress("ready")
+
+    def _stage(self, log_from: int) -> str:
+        with self.log_path.open("rb") as log:
+            log.seek(log_from)
+            text = log.read().decode(errors="replace")
+        reached = [what for line, what in STAGES.items() if re.search(line, text)]
+        return reached[-1] if reached else "importing SGLang"
+
+
+def _free_port() -> int:
+    """One below those that connections take by themselves, as it must stay free until SGLang is imported.
+
+    Raises:
+        EngineError: none was found.
+    """
+    for port in random.sample(PORTS, 64):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise EngineError(f"no free port among 64 tried between {PORTS.start} and {PORTS.stop}; name one")
+
+
+def _package_folder() -> Path:
+    """A folder with our two packages and nothing else: what lies beside them would take the place of SGLang's own."""
+    folder = Path(tempfile.mkdtemp(prefix="relax-packages-"))
+    for package in (relax_sdk, relax_server):
+        home = Path(str(package.__file__)).parent
+        (folder / home.name).symlink_to(home, target_is_directory=True)
+    return folder

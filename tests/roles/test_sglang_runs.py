@@ -1,0 +1,109 @@
+"""Whole runs whose answers come from a real SGLang server."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from relax_server.engines.sglang.environment import find_python
+
+import relax_sdk as relax
+from relax_sdk.errors import ConfigError
+
+SMALL: dict[str, Any] = dict(
+    rollout={"groups_per_step": 4, "group_size": 4, "max_turns": 1},
+    warmup={"steps": 2, "batch_size": 4},
+    eval={"every": 2, "limit": 8},
+    training={"checkpoint_every": 2},
+    engine="sglang",
+)
+SAME_WEIGHTS = 1e-4
+"""Largest gap of logprobs at equal weights; routes are replayed, as a near tie of the router is decided by rounding."""
+
+TEXT: dict[str, Any] = {"model": "relax/tiny-llama", "sampling": {"max_new_tokens": 4}, "warmup": {"steps": 0}}
+REPLAYED = SMALL["training"] | {"replay_routes": True}
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+@pytest.fixture(autouse=True)
+def installed() -> None:
+    try:
+        find_python()
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+class Say(relax.Env):
+    """Say the letter that is asked for."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.letter = (options or {}).get("task", {"letter": "A"})["letter"]
+        return f"Say {self.letter}.", {}
+
+    def step(self, action):
+        return None, float(action.text == self.letter), True, False, {}
+
+    @staticmethod
+    def tasks():
+        return {split: [{"letter": letter} for letter in "ABCD"] for split in ("train", "eval")}
+
+
+def servers() -> list[psutil.Process]:
+    """SGLang processes below this one."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "sglang" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [
+        ("tone-v0", {"training": REPLAYED}),
+        ("omni-quiz-v0", {"training": REPLAYED, "rollout": SMALL["rollout"] | {"max_turns": 3}}),
+        (Say, TEXT),
+    ],
+    ids=["audio", "three media", "text"],
+)
+def test_sglang_and_trainer_agree_after_every_update(tmp_path: Path, env, settings):
+    run = relax.Trainer(env, folder=tmp_path / "run", **(SMALL | {"max_staleness": 0} | settings)).fit(steps=3, progress=False)
+    assert [row["step"] for row in run.metrics] == [1, 2, 3]
+    assert max(row["logprob_gap_max"] for row in run.metrics) <= SAME_WEIGHTS
+    assert run.metrics[1]["eval_n"] > 0
+    assert not servers()
+
+
+def test_a_lost_server_is_replaced_and_holds_the_weights_of_now(tmp_path: Path):
+    folder = tmp_path / "run"
+    metrics = folder / "metrics.jsonl"
+
+    def kill() -> None:
+        end = time.monotonic() + 900
+        while time.monotonic() < end and not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+            time.sleep(0.1)
+        commands = {process: process.cmdline() for process in servers()}
+        next(process for process, command in commands.items() if command[1:3] == ["-m", "sglang.launch_server"]).kill()
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    run = relax.Trainer(Say, folder=folder, **(SMALL | TEXT | {"max_staleness": 0})).fit(steps=8, progress=False)
+    killing.join(5)
+    assert [row["step"] for row in run.metrics] == list(range(1, 9))
+    assert max(row["logprob_gap_max"] for row in run.metrics) <= SAME_WEIGHTS
+    assert (folder / "logs" / "sglang.log").read_text().count("Load weight begin") == 2
+    assert not servers()
+
+
+def test_what_sglang_cannot_do_on_a_cpu_is_refused_at_once(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"mode='colocate'.*engine='embedded'"):
+        relax.Trainer("tone-v0", folder=tmp_path / "run", mode="colocate", **SMALL).fit(steps=1, progress=False)
+    assert not servers()
