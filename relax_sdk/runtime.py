@@ -15,6 +15,8 @@ from relax_sdk.registry import EnvSpec
 from relax_sdk.run import Evaluation
 
 GROUP = "relax.runtimes"
+EXTRAS = {"ray": "server,ray"}
+"""What to install for a runtime; for all others `server`."""
 Provide = Literal["host", "upload", "installed"]
 """How an environment gets to a service; see `Trainer`."""
 
@@ -31,6 +33,13 @@ class Job:
     """Plays the episodes instead of the built-in loops."""
     resume: bool = False
     """Go on from the folder's last checkpoint."""
+    runtime: str = "local"
+    """The name of the runtime, for advice on how to go on."""
+
+    @property
+    def how_to_resume(self) -> str:
+        """The command that goes on with this run."""
+        return f"relax train --resume {self.folder}" + ("" if self.runtime == "local" else f" --runtime {self.runtime}")
 
 
 class Observer(Protocol):
@@ -86,5 +95,5 @@ def find_runtime(name: str | Runtime) -> Runtime:
         return points[name].load()()
     except ImportError as error:
         raise RegistryError(
-            f"runtime {name!r} needs packages that are missing ({error}): pip install 'relax-gym[server]'"
+            f"runtime {name!r} needs packages that are missing ({error}): pip install 'relax-gym[{EXTRAS.get(name, 'server')}]'"
         ) from error

@@ -33,7 +33,7 @@ def uploadable(env: str | type[Env] | EnvSpec, id: str | None) -> dict[str, Any]
     spec = get_spec(env)
     spec = dataclasses.replace(spec, id=id or spec.id, entry=spec.load(), tasks=spec.load_tasks())
     try:
-        with _by_value(spec.load()):
+        with by_value(spec.load()):
             data = cloudpickle.dumps(spec)
     except Exception as error:
         raise ConfigError(
@@ -45,7 +45,7 @@ def uploadable(env: str | type[Env] | EnvSpec, id: str | None) -> dict[str, Any]
 
 
 @contextlib.contextmanager
-def _by_value(cls: type) -> Iterator[None]:
+def by_value(cls: type) -> Iterator[None]:
     """Pickle the modules of a class and its bases by value, if no installed package holds them."""
     import cloudpickle
 

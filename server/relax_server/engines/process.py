@@ -22,6 +22,7 @@ class EngineProcess:
         log_path: where its output goes (appended).
         media_root: the only folder media paths may point into.
         threads: of the model.
+        host: the address that it listens on; it asks nobody who he is.
         port: 0 picks a free one.
         max_total_tokens: KV slots; None takes 1 GiB worth.
         max_running: sequences in one batch.
@@ -39,6 +40,7 @@ class EngineProcess:
         media_root: str | Path | None = None,
         threads: int = 1,
         dtype: str = "float32",
+        host: str = "127.0.0.1",
         port: int = 0,
         max_total_tokens: int | None = None,
         max_running: int = 512,
@@ -49,7 +51,7 @@ class EngineProcess:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.log_path = Path(log_path)
-        self._arguments = ["--model-path", str(model_path), "--port", str(port), "--threads", str(threads)]
+        self._arguments = ["--model-path", str(model_path), "--threads", str(threads), "--host", host, "--port", str(port)]
         self._arguments += ["--dtype", dtype, "--max-running", str(max_running), "--weight-version", str(weight_version)]
         if media_root is not None:
             self._arguments += ["--media-root", str(media_root)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from relax_sdk.errors import EngineError, EngineUnavailable, RelaxError
 from relax_sdk.runtime import Job
 from relax_server.engines.http import HttpEngine
-from relax_server.engines.process import EngineProcess
+from relax_server.roles.host import Engine, Host
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.restarts import Restarts
 
@@ -28,7 +28,7 @@ MAX_MISSES = 10
 class EngineSlot:
     """One engine of a run: its process, and our client to it."""
 
-    process: EngineProcess
+    process: Engine
     client: HttpEngine
     released: bool = False
     """Its memory is given back while the trainer works (colocate)."""
@@ -48,6 +48,7 @@ class EngineFleet:
 
     Args:
         job: the run.
+        host: starts them.
         model_path: the folder they start from.
         restarts: counts how often one was lost.
         features: folder in shared memory where media features are exchanged.
@@ -59,15 +60,16 @@ class EngineFleet:
     def __init__(
         self,
         job: Job,
+        host: Host,
         model_path: Path,
         restarts: Restarts,
-        features: Path,
+        features: Path | None,
         *,
         warn: Callable[[str], None],
         changed: Callable[[tuple[str, ...]], None],
         failed: Callable[[RelaxError], None],
     ) -> None:
-        self.job, self.model_path, self.restarts, self.features = job, model_path, restarts, features
+        self.job, self.host, self.model_path, self.restarts, self.features = job, host, model_path, restarts, features
         self._warn, self._changed, self._failed = warn, changed, failed
         self._slots: list[EngineSlot] = []
         self._weights: Path | None = None
@@ -87,7 +89,7 @@ class EngineFleet:
         self._changed(self.urls)
 
     async def _start_one(self) -> EngineSlot:
-        return await start_engine(self.job, self.model_path, features=self.features)
+        return await start_engine(self.job, self.host, self.model_path, features=self.features)
 
     async def stop(self) -> None:
         await asyncio.gather(*(slot.stop() for slot in self._slots), return_exceptions=True)
@@ -156,12 +158,13 @@ class EngineFleet:
 
 
 async def start_engine(
-    job: Job, model_path: Path, version: int = 0, train: bool = True, features: Path | None = None
+    job: Job, host: Host, model_path: Path, version: int = 0, train: bool = True, features: Path | None = None
 ) -> EngineSlot:
     """Start an embedded engine for a job and wait until it answers.
 
     Args:
         job: the run.
+        host: starts it.
         model_path: the folder it starts from.
         version: of these weights.
         train: its work belongs into the run's timeline.
@@ -172,7 +175,7 @@ async def start_engine(
     """
     media = RunLayout(job.folder).media
     media.mkdir(parents=True, exist_ok=True)
-    process = EngineProcess(
+    process = host.engine(
         model_path,
         job.folder / "logs" / "engine.log",
         media_root=media,

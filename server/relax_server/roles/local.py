@@ -16,9 +16,9 @@ from relax_sdk.runtime import Job, Observer
 from relax_server.models.catalog import resolve_model
 from relax_server.roles.controller import Controller
 from relax_server.roles.fleet import start_engine
+from relax_server.roles.host import LocalHost
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import Chat, ChatDone, Died, Evaluate, Evaluated, Failed, RolloutReady, StartRollout
-from relax_server.roles.process import RoleProcess
 
 T = TypeVar("T")
 
@@ -100,8 +100,9 @@ class LocalSession:
         if not trained.exists():
             raise RunError(f"{job.folder} has no trained weights yet (no {trained.name}/ folder)")
         base = resolve_model(job.config.model, job.config.seed)
-        self._engine = await start_engine(job, trained, job.config.steps, train=False)
-        self._rollout = RoleProcess("rollout", job.folder, self._inbox.put_nowait)
+        host = LocalHost()
+        self._engine = await start_engine(job, host, trained, job.config.steps, train=False)
+        self._rollout = host.role("rollout", job.folder, self._inbox.put_nowait)
         await self._rollout.start(
             StartRollout(job.spec, job.agent, job.config, job.folder.name, job.folder, base, (self._engine.url,), train=False)
         )
