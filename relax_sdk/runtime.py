@@ -6,13 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from relax_sdk.config import RunConfig, SamplingParams
 from relax_sdk.errors import RegistryError
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.registry import EnvSpec
 from relax_sdk.run import Evaluation
+
+if TYPE_CHECKING:
+    from relax_sdk.doctor import Finding
 
 GROUP = "relax.runtimes"
 EXTRAS = {"ray": "server,ray"}
@@ -77,6 +80,10 @@ class Runtime(Protocol):
 
     def open_model(self, job: Job) -> ModelSession:
         """Start an engine with the run's weights."""
+        ...
+
+    def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
+        """What such a run, kept in `folder`, would find: what is there, and what is missing."""
         ...
 
 

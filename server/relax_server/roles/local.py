@@ -6,9 +6,11 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
-from relax_sdk.config import SamplingParams
+from relax_sdk.config import RunConfig, SamplingParams
+from relax_sdk.doctor import Finding, examine_machine
 from relax_sdk.errors import EngineError, RunError
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.run import Evaluation
@@ -75,6 +77,10 @@ class LocalRuntime:
     def open_model(self, job: Job) -> LocalSession:
         """Start an engine and a rollout process with the run's trained weights."""
         return LocalSession(job)
+
+    def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
+        """Whether this machine can train."""
+        return examine_machine(folder)
 
 
 async def _make(job: Job, observer: Observer) -> Controller:

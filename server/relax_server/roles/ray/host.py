@@ -34,6 +34,11 @@ def needs(config: RunConfig) -> dict[str, int]:
     return cpus | {f"engine {i + 1}": 1 for i in range(config.engines)}
 
 
+def namespace(folder: Path) -> str:
+    """The Ray namespace in which the actors of a run have their names."""
+    return "relax-" + hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+
+
 class RayHost:
     """Starts the roles of one run in the Ray cluster that this process is connected to; it travels to the controller.
 
@@ -49,7 +54,7 @@ class RayHost:
     def __init__(self, folder: Path, config: RunConfig, one_machine: bool) -> None:
         self.folder, self.one_machine, self.journal = folder, one_machine, config.ray.journal
         self._cpus = needs(config)
-        self._namespace = "relax-" + hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+        self._namespace = namespace(folder)
         self._env = {name: value for name, value in os.environ.items() if name.startswith("RELAX_")}
         self._shared: tuple[Path, ...] = ()
         self._trunk = placement_group([{"CPU": self._cpus[role]} for role in ROLES])

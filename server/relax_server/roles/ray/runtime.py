@@ -35,6 +35,7 @@ class RayRuntime:
             KeyboardInterrupt: after the checkpoint was saved.
         """
         observer.stage("connecting to Ray" if job.config.ray.address else "starting Ray")
+        job = dataclasses.replace(job, runtime="ray")
         with connected(job.config):
             seen = look(job.config, job.folder)
             if seen.problems:
