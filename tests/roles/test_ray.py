@@ -7,27 +7,32 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 import tomllib
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 import relax_sdk as relax
-from relax_sdk.runtime import Job
+from relax_sdk.cli import app
+from relax_sdk.runtime import Job, find_runtime
 
 ray = pytest.importorskip("ray", reason="the ray runtime is optional: pip install 'relax-gym[server,ray]'")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 from relax_server.journal import open_journal  # noqa: E402
 from relax_server.roles.layout import RunLayout  # noqa: E402
-from relax_server.roles.ray.cluster import connected  # noqa: E402
 from relax_server.roles.ray.host import namespace  # noqa: E402
 from relax_server.roles.ray.runtime import RayRuntime  # noqa: E402
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+DECLARED = EntryPoint("ray", PROJECT["entry-points"]["relax.runtimes"]["ray"], "relax.runtimes")
+"""How the runtime is found by its name, also where the package was installed before it had this one."""
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -57,7 +62,9 @@ class Letters(relax.Env):
 class Watch:
     """An observer that acts on what it is told."""
 
-    def __init__(self, act: Callable[[int], None] = lambda step: None, stage: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self, act: Callable[[int], None] = lambda step: None, stage: Callable[[str], None] = lambda text: None
+    ) -> None:
         self.act, self.stage = act, stage
         self.warnings: list[str] = []
         self.steps: list[int] = []
@@ -108,15 +115,54 @@ def pid_of(role: str, folder: Path) -> int:
     if role == "engine":
         (engine,) = [p for p in psutil.Process().children(recursive=True) if "engines.embedded" in " ".join(p.cmdline())]
         return engine.pid
+    return ask(role, folder, lambda self: os.getpid())
+
+
+def ask(role: str, folder: Path, question: Callable[[object], Any]) -> Any:
+    """Have a function carried out where a role is."""
     actor = ray.get_actor(role, namespace(folder))
-    return ray.get(actor.__ray_call__.options(concurrency_group="control").remote(lambda self: os.getpid()), timeout=30)
+    return ray.get(actor.__ray_call__.options(concurrency_group="control").remote(question), timeout=30)
+
+
+def test_an_address_where_nobody_answers_is_told_at_once(tmp_path):
+    with pytest.raises(relax.RunError, match=r"Ray cluster at 127.0.0.1:9 cannot be reached: .*refused"):
+        fit(tmp_path / "a", 1, Watch(), ray={"address": "127.0.0.1:9"})
+    with pytest.raises(relax.RunError, match="HOST:PORT"):
+        fit(tmp_path / "b", 1, Watch(), ray={"address": "ray://somewhere:10001"})
+
+
+def test_without_ray_one_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr("relax_sdk.runtime.entry_points", lambda group: [DECLARED])
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for module in [name for name in sys.modules if name.startswith("relax_server.roles.ray")]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(relax.RegistryError, match=r"pip install 'relax-gym\[server,ray\]'"):
+        find_runtime("ray")
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """One node, for all tests that need no other."""
-    with connected(relax.RunConfig(env="")):
-        yield
+def cluster() -> Iterator[Cluster]:
+    """Three raylets; a run needs two of them. The first one is where the program is."""
+    assert not ray.is_initialized()
+    node = dict(num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False)
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    try:
+        for _ in range(2):
+            cluster.add_node(**node)
+        ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_the_doctor_looks_at_every_node(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("relax_sdk.runtime.entry_points", lambda group: [DECLARED])
+    said = CliRunner().invoke(app, ["doctor", str(tmp_path), "--runtime", "ray"])
+    assert said.exit_code == 0, said.output
+    assert "3 nodes with 6 CPUs; a run takes 4" in said.output and f"all nodes see {tmp_path}" in said.output
+    said = CliRunner().invoke(app, ["doctor", str(tmp_path), "--runtime", "ray", "--engines", "9"])
+    assert said.exit_code == 1 and "a run takes 12" in said.output
 
 
 def test_a_run_reports_what_the_local_runtime_does(cluster, tmp_path):
@@ -144,3 +190,81 @@ def test_each_role_that_is_killed_is_started_again_alone(cluster, tmp_path):
     for words in ("the policy process ended", "the rollout process ended", "the engine at", "the controller ended"):
         assert sum(words in warning for warning in watch.warnings) == 1, watch.warnings
     whole(run, 12)
+
+
+def test_a_controller_that_ends_too_often_ends_the_run(cluster, tmp_path, monkeypatch):
+    def kill(text: str) -> None:
+        if "trainer" in text:  # its first words
+            os.kill(pid_of("controller", tmp_path / "run"), signal.SIGKILL)
+
+    monkeypatch.setattr("relax_server.roles.restarts.MAX_RESTARTS", 0)
+    with pytest.raises(relax.RunError, match=r"controller ended 1 times(?s:.)*relax train --resume \S+ --runtime ray"):
+        fit(tmp_path / "run", 100, Watch(stage=kill))
+    wait_until(lambda: not left_behind(), 20)
+
+
+def test_a_cluster_without_room_is_refused_and_named(cluster, tmp_path):
+    with pytest.raises(relax.ConfigError, match=r"takes 12 \(controller 1, rollout 1, policy 1, engine 1 1(?s:.)*add nodes"):
+        fit(tmp_path / "run", 1, Watch(), engines=9)
+
+
+def test_a_node_that_dies_takes_no_run_along(cluster, tmp_path):
+    lost: list[str] = []
+
+    def lose(step: int) -> None:
+        if step == 2 and not lost:
+            for role in ("policy", "rollout", "controller"):
+                node = ask(role, tmp_path / "run", lambda self: ray.get_runtime_context().get_node_id())
+                victims = [worker for worker in cluster.worker_nodes if worker.node_id == node]
+                if victims:  # not the one where the program is
+                    lost.append(role)
+                    cluster.remove_node(victims[0], allow_graceful=False)
+                    return
+
+    watch = Watch(lose)
+    run = fit(tmp_path / "run", 6, watch)
+    assert lost and any(f"{lost[0]} " in warning and "ended" in warning for warning in watch.warnings), watch.warnings
+    whole(run, 6)
+
+
+SCRIPT = """
+import signal, sys
+import relax_sdk as relax
+from relax_server.roles.ray.runtime import RayRuntime
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell begin with it ignored
+folder, resume = sys.argv[1], len(sys.argv) > 2
+trainer = relax.Trainer("tone-v0", folder=folder, runtime=RayRuntime(), **SMALL)
+trainer.fit(steps=100000, resume=resume)
+"""
+
+
+def script(*arguments: str) -> subprocess.Popen[str]:
+    """A program of its own, with a cluster of its own, whose terminal's signals it shares with all that it starts."""
+    code = SCRIPT.replace("SMALL", repr(SMALL))
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def test_ctrl_c_can_be_resumed_and_a_program_that_is_killed_leaves_nothing(tmp_path):
+    folder = tmp_path / "run"
+    layout = RunLayout(folder)
+    with script(str(folder)) as process:
+        wait_until(lambda: layout.checkpoints()[1:], 120)
+        family = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode != 0 and "stopping: saving a checkpoint" in said and "--runtime ray" in said, said
+    wait_until(lambda: not [p for p in family if p.is_running()], 20)
+    done = [row["step"] for row in relax.Run.load(folder).metrics]
+    with script(str(folder), "resume") as process:
+        wait_until(lambda: len(relax.Run.load(folder).metrics) > len(done), 120)
+        family = psutil.Process(process.pid).children(recursive=True)
+        agents = [p for p in family if p.name().endswith("Agent")]  # of Ray itself: they try for a minute to report their end
+        process.kill()
+        process.communicate(timeout=60)
+    wait_until(lambda: not [p for p in family if p.is_running() and p not in agents], 20)
+    assert [row["step"] for row in relax.Run.load(folder).metrics][: len(done) + 1] == [*done, done[-1] + 1]
+    wait_until(
+        lambda: not [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])], 20
+    )
+    owners = {p.pid for p in family}
+    wait_until(lambda: not [p for p in Path("/dev/shm").glob("relax-*") if int(p.name.split("-")[1]) in owners], 20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from relax_sdk.errors import RunError
 from relax_server.roles import shared_memory
 from relax_server.roles.ray.host import needs
 from relax_server.roles.ray.role import reason
+
+CONNECT_SECONDS = 10.0
+"""For a cluster to answer at all."""
 
 LOOK_SECONDS = 60.0
 """For every node to answer; each starts a process for it."""
@@ -47,6 +51,7 @@ def connected(config: RunConfig) -> Iterator[None]:
     common: dict[str, Any] = dict(log_to_driver=False, logging_level="ERROR", runtime_env=config.ray.runtime_env or None)
     try:
         if address:
+            _answers(address)
             ray.init(address, **common)
         else:
             _secure()
@@ -60,6 +65,21 @@ def connected(config: RunConfig) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _answers(address: str) -> None:
+    """Ask first, since Ray goes on asking for minutes.
+
+    Raises:
+        OSError: nobody answers there.
+        ValueError: not an address that a run can use.
+    """
+    if address in ("auto", "local"):
+        return
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not (colon and port.isdigit()):
+        raise ValueError("write it as HOST:PORT, as `ray start` shows it, and call it from a machine of the cluster")
+    socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
 
 
 def _secure() -> None:
