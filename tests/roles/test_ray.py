@@ -160,7 +160,7 @@ def test_the_doctor_looks_at_every_node(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr("relax_sdk.runtime.entry_points", lambda group: [DECLARED])
     said = CliRunner().invoke(app, ["doctor", str(tmp_path), "--runtime", "ray"])
     assert said.exit_code == 0, said.output
-    assert "3 nodes with 6 CPUs; a run takes 4" in said.output and f"all nodes see {tmp_path}" in said.output
+    assert "6 CPUs on 3 node(s); a run takes 4" in said.output and f"all nodes see {tmp_path}" in said.output
     said = CliRunner().invoke(app, ["doctor", str(tmp_path), "--runtime", "ray", "--engines", "9"])
     assert said.exit_code == 1 and "a run takes 12" in said.output
 
@@ -204,7 +204,7 @@ def test_a_controller_that_ends_too_often_ends_the_run(cluster, tmp_path, monkey
 
 
 def test_a_cluster_without_room_is_refused_and_named(cluster, tmp_path):
-    with pytest.raises(relax.ConfigError, match=r"takes 12 \(controller 1, rollout 1, policy 1, engine 1 1(?s:.)*add nodes"):
+    with pytest.raises(relax.ConfigError, match=r"takes 12 \(controller 1, rollout 1, policy 1, engines 9\)(?s:.)*add nodes"):
         fit(tmp_path / "run", 1, Watch(), engines=9)
 
 

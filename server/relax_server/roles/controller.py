@@ -147,6 +147,7 @@ class Controller:
     async def start(self) -> None:
         """Start all roles and bring them to the same weights."""
         self.check_modalities()
+        self.check_journal()
         self.observer.stage("starting engine, trainer and environment")
         checkpoint = (self.layout.checkpoints() or [None])[-1] if self.job.resume else None
         if self.job.resume and checkpoint is None:
@@ -227,6 +228,13 @@ class Controller:
         if missing:
             raise ConfigError(
                 f"environment {cls} shows {sorted(needed)}, but the model {self.config.model} takes no {sorted(missing)}"
+            )
+
+    def check_journal(self) -> None:
+        """Refuse a journal of several runs that has one of this name."""
+        if self.host.journal is not None and not self.job.resume and self.journal.groups(self.run_name, limit=1):
+            raise ConfigError(
+                f"the journal holds a run named {self.run_name!r} already; give the folder of this one another name"
             )
 
     # -------------------------------------------------------------------------------------------------------------- events

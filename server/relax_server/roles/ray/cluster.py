@@ -47,7 +47,7 @@ def connected(config: RunConfig) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    address = config.ray.address or os.environ.get("RAY_ADDRESS")
+    address = address_of(config)
     common: dict[str, Any] = dict(log_to_driver=False, logging_level="ERROR", runtime_env=config.ray.runtime_env or None)
     try:
         if address:
@@ -59,12 +59,20 @@ def connected(config: RunConfig) -> Iterator[None]:
             memory = config.ray.object_store_mb * 2**20
             ray.init("local", num_cpus=cpus, object_store_memory=memory, include_dashboard=False, **common)
     except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
-        where = f"the Ray cluster at {address} cannot be reached" if address else "no Ray cluster could be started here"
-        raise RunError(f"{where}: {str(error).strip().partition(chr(10))[0]}") from error
+        what = str(error).strip().partition("\n")[0]
+        if not address:
+            raise RunError(f"no Ray cluster could be started here: {what}") from error
+        advice = "is it running, and is RAY_AUTH_TOKEN the one that it was started with?"
+        raise RunError(f"the Ray cluster at {address} cannot be reached: {what}; {advice}") from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def address_of(config: RunConfig) -> str | None:
+    """Of the cluster that a run is to use; None: one of its own."""
+    return config.ray.address or os.environ.get("RAY_ADDRESS")
 
 
 def _answers(address: str) -> None:
@@ -182,12 +190,11 @@ def _room(config: RunConfig, nodes: list[dict[str, Any]]) -> list[Finding]:
     wanted = needs(config)
     extra = {"TransferQueue": TRANSFER_QUEUE_CPUS} if config.bus == "transfer_queue" else {}
     total = sum(wanted.values()) + sum(extra.values())
-    what = f"{len(nodes)} nodes with {sum(cpus):g} CPUs; a run takes {total} ({_listed(wanted | extra)})"
+    what = f"{sum(cpus):g} CPUs on {len(nodes)} node(s); a run takes {total} ({_listed(wanted | extra)})"
     if total > sum(cpus):
         return [Finding("problem", what, "add nodes, or start Ray with a larger --num-cpus: a CPU here is only a place")]
-    large = {role: n for role, n in wanted.items() if n > max(cpus)}
-    if large:
-        return [Finding("problem", f"no node has the CPUs of {_listed(large)}", "take fewer training.threads")]
+    if wanted["policy"] > max(cpus):
+        return [Finding("problem", f"no node has {wanted['policy']} CPUs for the policy", "take fewer training.threads")]
     return [Finding("ok", what)]
 
 

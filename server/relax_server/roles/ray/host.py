@@ -29,9 +29,8 @@ PLACE_SECONDS = 120.0
 
 
 def needs(config: RunConfig) -> dict[str, int]:
-    """CPUs of each actor of a run; engines are numbered."""
-    cpus = {"controller": 1, "rollout": 1, "policy": config.training.threads}
-    return cpus | {f"engine {i + 1}": 1 for i in range(config.engines)}
+    """CPUs of the actors of a run; each engine takes one."""
+    return {"controller": 1, "rollout": 1, "policy": config.training.threads, "engines": config.engines}
 
 
 def namespace(folder: Path) -> str:

@@ -15,7 +15,7 @@ from relax_sdk.errors import ConfigError, RunError
 from relax_sdk.runtime import Job, Observer
 from relax_server.roles.local import LocalSession, LoopThread
 from relax_server.roles.messages import Died, Failed, RunEnded, Stage, StartController, StepShown, Stop, Warn
-from relax_server.roles.ray.cluster import connected, look
+from relax_server.roles.ray.cluster import address_of, connected, look
 from relax_server.roles.ray.host import RayHost
 from relax_server.roles.restarts import Restarts
 
@@ -34,7 +34,7 @@ class RayRuntime:
             RunError: the run ended early; it can be resumed.
             KeyboardInterrupt: after the checkpoint was saved.
         """
-        observer.stage("connecting to Ray" if job.config.ray.address else "starting Ray")
+        observer.stage("connecting to Ray" if address_of(job.config) else "starting Ray")
         job = dataclasses.replace(job, runtime="ray")
         with connected(job.config):
             seen = look(job.config, job.folder)
@@ -111,7 +111,7 @@ class Follower:
     async def _start(self, resume: bool) -> None:
         """The environment's code travels by value unless an installed package holds it: nodes may not have the user's files."""
         spec = dataclasses.replace(self._job.spec, entry=self._cls)
-        with by_value(self._cls):
+        with by_value(self._cls, self._job.agent):
             await self._controller.start(StartController(dataclasses.replace(self._job, spec=spec, resume=resume), self._host))
         if self._stopping:
             self.request_stop()
