@@ -48,6 +48,7 @@ def two_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if not can_unshare():
         pytest.skip("a machine of one's own within this one takes the right to mount: run as root")
     folder = tmp_path_factory.mktemp("machines")
+    ray.shutdown()  # what tests of other modules may have left
     private = folder / "private"
     private.mkdir()
     memory = 100 * 2**20

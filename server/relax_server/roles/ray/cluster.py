@@ -21,7 +21,7 @@ from relax_sdk.config import RunConfig
 from relax_sdk.doctor import Finding, requirements
 from relax_sdk.errors import RunError
 from relax_server.roles import shared_memory
-from relax_server.roles.ray.host import needs
+from relax_server.roles.ray.host import listed, needs
 from relax_server.roles.ray.role import reason
 
 CONNECT_SECONDS = 10.0
@@ -29,9 +29,6 @@ CONNECT_SECONDS = 10.0
 
 LOOK_SECONDS = 60.0
 """For every node to answer; each starts a process for it."""
-
-TRANSFER_QUEUE_CPUS = 2
-"""TransferQueue's own actors."""
 
 _TOKEN = secrets.token_hex(32)
 """Of the clusters that this process starts: nobody else may send them work."""
@@ -55,7 +52,7 @@ def connected(config: RunConfig) -> Iterator[None]:
             ray.init(address, **common)
         else:
             _secure()
-            cpus = sum(needs(config).values()) + (TRANSFER_QUEUE_CPUS if config.bus == "transfer_queue" else 0)
+            cpus = sum(needs(config).values())
             memory = config.ray.object_store_mb * 2**20
             ray.init("local", num_cpus=cpus, object_store_memory=memory, include_dashboard=False, **common)
     except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -188,18 +185,13 @@ def _marker(folder: Path) -> Iterator[Path]:
 def _room(config: RunConfig, nodes: list[dict[str, Any]]) -> list[Finding]:
     cpus = [node["Resources"].get("CPU", 0.0) for node in nodes]
     wanted = needs(config)
-    extra = {"TransferQueue": TRANSFER_QUEUE_CPUS} if config.bus == "transfer_queue" else {}
-    total = sum(wanted.values()) + sum(extra.values())
-    what = f"{sum(cpus):g} CPUs on {len(nodes)} node(s); a run takes {total} ({_listed(wanted | extra)})"
+    total = sum(wanted.values())
+    what = f"{sum(cpus):g} CPUs on {len(nodes)} node(s); a run takes {total} ({listed(wanted)})"
     if total > sum(cpus):
         return [Finding("problem", what, "add nodes, or start Ray with a larger --num-cpus: a CPU here is only a place")]
     if wanted["policy"] > max(cpus):
         return [Finding("problem", f"no node has {wanted['policy']} CPUs for the policy", "take fewer training.threads")]
     return [Finding("ok", what)]
-
-
-def _listed(cpus: dict[str, int]) -> str:
-    return ", ".join(f"{role} {n}" for role, n in cpus.items())
 
 
 def _silent(address: str, error: RayError) -> Finding:

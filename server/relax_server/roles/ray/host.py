@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from relax_sdk.config import RunConfig
@@ -31,6 +31,11 @@ PLACE_SECONDS = 120.0
 def needs(config: RunConfig) -> dict[str, int]:
     """CPUs of the actors of a run; each engine takes one."""
     return {"controller": 1, "rollout": 1, "policy": config.training.threads, "engines": config.engines}
+
+
+def listed(cpus: dict[str, int]) -> str:
+    """`controller 1, rollout 1, …`"""
+    return ", ".join(f"{role} {n}" for role, n in cpus.items())
 
 
 def namespace(folder: Path) -> str:
@@ -60,12 +65,11 @@ class RayHost:
         self._engines = placement_group([{"CPU": 1} for _ in range(config.engines)])
         for group in (self._trunk, self._engines):
             if not group.wait(PLACE_SECONDS):
-                what, free = placement_group_table(group)["bundles"], ray.available_resources().get("CPU", 0)
                 self.close()
+                total, free = sum(self._cpus.values()), ray.available_resources().get("CPU", 0)
                 raise RunError(
-                    f"no room in the Ray cluster within {PLACE_SECONDS:.0f} s: {len(what)} actors wait for CPUs "
-                    f"({', '.join(f'{role} {cpus}' for role, cpus in self._cpus.items())}), of which {free:g} are free; "
-                    f"add nodes, or wait for other jobs to end"
+                    f"no room in the Ray cluster within {PLACE_SECONDS:.0f} s: a run takes {total} CPUs "
+                    f"({listed(self._cpus)}), and {free:g} are free; add nodes, or wait for other jobs to end"
                 )
 
     def close(self) -> None:

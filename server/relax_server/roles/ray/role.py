@@ -21,6 +21,8 @@ from relax_server.roles.ray.actors import EngineActor, RoleActor
 NAME_SECONDS = 60.0
 """For a role of the same run that has just been killed to be gone, or its node to be given up by Ray."""
 NAME_POLL = 0.1
+AGAIN_SECONDS = 1.0
+"""Between two tries to have Ray start an actor."""
 
 PLACE_SECONDS = 30.0
 """For Ray to start an actor before the user is told that it waits for room."""
@@ -80,11 +82,10 @@ class RayRole:
         self.kill()
         self.generation += 1
         self._stopping, self._pid = False, None
-        self._actor = await self._create()
-        stream = self._actor.serve.remote(pack(first), self.log, self._places.needed)
-        self._task = asyncio.create_task(self._listen(self.generation, stream))
+        self._actor = await self._create(self.generation)
+        self._task = asyncio.create_task(self._live(self.generation, pack(first)))
 
-    async def _create(self) -> Any:
+    async def _create(self, generation: int) -> Any:
         """One actor of a name can live at a time, so that a role which is not known to be gone cannot work beside the next."""
         cls: Any = ray.remote(concurrency_groups={"control": 1})(RoleActor)  # pyright: ignore[reportCallIssue]
         until = time.monotonic() + NAME_SECONDS
@@ -92,35 +93,55 @@ class RayRole:
             try:
                 return cls.options(**self._places.role_options(self.role, self._threads)).remote(self.role)
             except ValueError as error:  # the name is taken
-                if time.monotonic() > until:
+                if time.monotonic() > until or not self._current(generation):
                     raise RunError(
                         f"a {self.role} of this run folder is still there; is the run going on elsewhere?"
                     ) from error
                 await asyncio.sleep(NAME_POLL)
 
-    async def _listen(self, generation: int, stream: Any) -> None:
+    def _current(self, generation: int) -> bool:
+        return generation == self.generation and not self._stopping
+
+    async def _live(self, generation: int, first: bytes) -> None:
+        """Hear the actor from its beginning to its end."""
         returncode, cause = None, ""
         try:
-            started = asyncio.ensure_future(anext(stream))
-            if not (await asyncio.wait([started], timeout=PLACE_SECONDS))[0]:
-                self._on_message(Warn(f"the {self.role} waits for room in the Ray cluster"))
-            self._pid = self._unpack(await (await started), Started).pid
-            async for item in stream:
+            async for item in await self._begin(generation, first):
                 message = unpack(await item)
                 if isinstance(message, Ended):
                     returncode = message.returncode
                 elif generation == self.generation:
                     self._on_message(message)
-        except RayError as error:
+        except (RayError, RunError) as error:
             cause = reason(error)
-        if generation == self.generation and not self._stopping:
+        if self._current(generation):
             self._on_message(Died(self.role, generation, returncode, self.log, cause))
 
-    @staticmethod
-    def _unpack(data: bytes, kind: type[Started]) -> Started:
-        message = unpack(data)
-        assert isinstance(message, kind)
-        return message
+    async def _begin(self, generation: int, first: bytes) -> Any:
+        """The stream of its messages once it runs; a node that Ray does not know to be dead yet may be tried in vain.
+
+        Raises:
+            RayError: it cannot be started.
+            RunError: its name is not free.
+        """
+        until = time.monotonic() + NAME_SECONDS
+        while True:
+            stream = self._actor.serve.remote(first, self.log, self._places.needed)
+            started = asyncio.ensure_future(anext(stream))
+            if not (await asyncio.wait([started], timeout=PLACE_SECONDS))[0] and self._current(generation):
+                self._on_message(Warn(f"the {self.role} waits for room in the Ray cluster"))
+            try:
+                message = unpack(await (await started))
+            except RayActorError as error:
+                its_own_fault = "creation task" in str(error)
+                if its_own_fault or time.monotonic() > until or not self._current(generation):
+                    raise
+            else:
+                assert isinstance(message, Started)
+                self._pid = message.pid
+                return stream
+            await asyncio.sleep(AGAIN_SECONDS)
+            self._actor = await self._create(generation)
 
     def send(self, message: Any) -> None:
         """Send; one that is gone is reported by `Died`, not here."""
@@ -226,7 +247,7 @@ class RayEngine:
             return f"its log {self.log_path} cannot be read ({error})"
 
 
-def reason(error: RayError) -> str:
+def reason(error: Exception) -> str:
     """Ray's account of an actor's end, without its advice."""
     if not isinstance(error, RayActorError):
         return f"{type(error).__name__}: {error}".partition("\n")[0]
