@@ -69,7 +69,8 @@ def connected(config: RunConfig) -> Iterator[None]:
 
 def address_of(config: RunConfig) -> str | None:
     """Of the cluster that a run is to use; None: one of its own."""
-    return config.ray.address or os.environ.get("RAY_ADDRESS")
+    given = config.ray.address or os.environ.get("RAY_ADDRESS")
+    return None if given == "local" else given
 
 
 def _answers(address: str) -> None:
@@ -79,7 +80,7 @@ def _answers(address: str) -> None:
         OSError: nobody answers there.
         ValueError: not an address that a run can use.
     """
-    if address in ("auto", "local"):
+    if address == "auto":
         return
     host, colon, port = address.rpartition(":")
     if "://" in address or not (colon and port.isdigit()):
