@@ -133,8 +133,7 @@ class RayRole:
             try:
                 message = unpack(await (await started))
             except RayActorError as error:
-                its_own_fault = "creation task" in str(error)
-                if its_own_fault or time.monotonic() > until or not self._current(generation):
+                if its_own_fault(error) or time.monotonic() > until or not self._current(generation):
                     raise
             else:
                 assert isinstance(message, Started)
@@ -205,18 +204,26 @@ class RayEngine:
             ConfigError: its node does not see the run's folders.
             EngineUnavailable: it ended or was not ready in time, or there is no room for it.
         """
-        cls = ray.remote(EngineActor)
-        places = self._places
-        self._actor = cls.options(**places.engine_options()).remote(*self._arguments, places.needed, not places.one_machine)
-        try:
-            self._url, self.pid = await asyncio.wait_for(self._actor.start.remote(timeout), timeout)
-        except (RayError, TimeoutError) as error:
-            ray.kill(self._actor)
-            if isinstance(error, RayTaskError) and isinstance(error.cause, RelaxError):
-                raise error.cause from None
-            why = reason(error) if isinstance(error, RayError) else f"not ready within {timeout:g} s; is there room for it?"
-            raise EngineUnavailable(f"the engine's actor: {why}\n{self.log_tail()}") from error
+        until = time.monotonic() + NAME_SECONDS
+        while True:
+            try:
+                self._url, self.pid = await asyncio.wait_for(self._place().start.remote(timeout), timeout)
+                break
+            except (RayError, TimeoutError) as error:
+                ray.kill(self._actor)
+                if isinstance(error, RayTaskError) and isinstance(error.cause, RelaxError):
+                    raise error.cause from None
+                if not isinstance(error, RayActorError) or its_own_fault(error) or time.monotonic() > until:
+                    why = reason(error) if isinstance(error, RayError) else f"not ready within {timeout:g} s; is there room?"
+                    raise EngineUnavailable(f"the engine's actor: {why}\n{self.log_tail()}") from error
+            await asyncio.sleep(AGAIN_SECONDS)
         self._ended = asyncio.create_task(self._wait(self._actor.wait.remote()))
+
+    def _place(self) -> Any:
+        places = self._places
+        cls = ray.remote(EngineActor).options(**places.engine_options())
+        self._actor = cls.remote(*self._arguments, places.needed, not places.one_machine)
+        return self._actor
 
     async def _wait(self, ended: Any) -> None:
         try:
@@ -245,6 +252,11 @@ class RayEngine:
             return f"end of {self.log_path}:\n" + self.log_path.read_text(errors="replace")[-4000:]
         except OSError as error:
             return f"its log {self.log_path} cannot be read ({error})"
+
+
+def its_own_fault(error: RayActorError) -> bool:
+    """Whether an actor could not begin wherever it is put; else Ray may have tried a node of whose end it did not know."""
+    return "creation task" in str(error)
 
 
 def reason(error: Exception) -> str:
