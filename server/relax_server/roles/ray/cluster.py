@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from relax_sdk.config import RunConfig
 from relax_sdk.doctor import Finding, requirements
-from relax_sdk.errors import RunError
+from relax_sdk.errors import ConfigError, RunError
 from relax_server.roles import shared_memory
 from relax_server.roles.ray.host import listed, needs
 from relax_server.roles.ray.role import reason
@@ -128,8 +128,12 @@ def look(config: RunConfig, folder: Path) -> ClusterLook:
 
     Args:
         config: of the run that is to be carried out.
-        folder: of the run, or where runs will be kept; it exists.
+        folder: of the run, or where runs will be kept.
+
+    Raises:
+        ConfigError: there is no such folder here, or it cannot be written.
     """
+    folder = folder.resolve()
     nodes = [node for node in ray.nodes() if node["Alive"]]
     findings = _room(config, nodes)
     with _marker(folder) as in_folder, _marker(shared_memory.root()) as in_memory:
@@ -176,7 +180,10 @@ def versions_of(names: Sequence[str]) -> dict[str, str]:
 def _marker(folder: Path) -> Iterator[Path]:
     """A file that only those see who share the folder."""
     path = folder / f".relax-{uuid.uuid4().hex}"
-    path.touch()
+    try:
+        path.touch()
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written ({error.strerror}); name the folder where runs are kept") from error
     try:
         yield path
     finally:
@@ -208,8 +215,8 @@ def _shared(looks: list[NodeLook], folder: Path) -> list[Finding]:
     blind = sorted({node.address for node in looks if not node.sees_folder})
     if blind:
         advice = "keep runs on a file system that all nodes mount at the same path: folder=…"
-        return [Finding("problem", f"{folder.resolve()} is not visible from {', '.join(blind)}", advice)]
-    return [Finding("ok", f"all nodes see {folder.resolve()}")]
+        return [Finding("problem", f"{folder} is not visible from {', '.join(blind)}", advice)]
+    return [Finding("ok", f"all nodes see {folder}")]
 
 
 def _same(looks: list[NodeLook], mine: dict[str, str]) -> list[Finding]:

@@ -262,7 +262,7 @@ def its_own_fault(error: RayActorError) -> bool:
 def reason(error: Exception) -> str:
     """Ray's account of an actor's end, without its advice."""
     if not isinstance(error, RayActorError):
-        return f"{type(error).__name__}: {error}".partition("\n")[0]
+        return f"{type(error).__name__}: {str(error).strip().rpartition(chr(10))[2]}"
     lines = [line.strip() for line in str(error).splitlines()]
     line = next((line for line in lines if line.startswith("The actor is dead because")), lines[-1] if lines else "")
     return line.partition(" Some common causes")[0].removeprefix("The actor is dead because ").rstrip(". ")

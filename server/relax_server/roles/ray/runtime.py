@@ -70,9 +70,10 @@ class RayRuntime:
 
         Args:
             folder: where runs will be kept.
-            config: of the run; its `ray`, `engines`, `training` and `bus` matter.
+            config: of the run; its `ray`, `engines` and `training` matter.
 
         Raises:
+            ConfigError: the folder cannot be written.
             RunError: the cluster cannot be reached.
         """
         with connected(config):
