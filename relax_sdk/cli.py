@@ -33,9 +33,11 @@ def train(
     engine: Annotated[EngineKind | None, typer.Option(help="What generates: embedded or sglang.")] = None,
     engine_flags: Annotated[str, typer.Option(help="More of SGLang's own, as one text: '--tp 2'.")] = "",
     seed: Annotated[int, typer.Option()] = 0,
+    engines: Annotated[int, typer.Option(help="Inference engines.")] = 1,
     folder: Annotated[Path | None, typer.Option(help="Where the run is kept.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help=SETTING_HELP)] = None,
+    runtime: Annotated[str, typer.Option(help="local: this machine; ray: a Ray cluster.")] = "local",
     server: Annotated[str | None, typer.Option(help="URL of a rollout service that carries the run out.")] = None,
     key: Annotated[str | None, typer.Option(envvar="RELAX_KEY", help="For the service.", show_default=False)] = None,
     provide: Annotated[Provide | None, typer.Option(help="How the service gets the environment.")] = None,
@@ -44,7 +46,8 @@ def train(
     from relax_sdk.trainer import Trainer
 
     if resume is not None:
-        run = Trainer.from_run(resume, env, server=server, key=key if server else None, provide=provide).fit(steps, resume=True)
+        service: dict[str, Any] = dict(server=server, key=key if server else None, provide=provide)
+        run = Trainer.from_run(resume, env, runtime=runtime, **service).fit(steps, resume=True)
     elif env is None:
         raise ConfigError("name an environment (see `relax envs list`) or a folder with --resume")
     else:
@@ -57,7 +60,9 @@ def train(
             engine=engine,
             engine_flags=shlex.split(engine_flags),
             seed=seed,
+            engines=engines,
             folder=folder,
+            runtime=runtime,
             server=server,
             key=key if server else None,
             provide=provide,
@@ -84,16 +89,30 @@ def evaluate(
 
 
 @app.command()
-def doctor(folder: Annotated[Path | None, typer.Argument(help="A run folder; without it, this machine.")] = None) -> None:
-    """Say what held a run back, or whether this machine can train."""
+def doctor(
+    folder: Annotated[Path | None, typer.Argument(help="A run folder; without it, this machine.")] = None,
+    runtime: Annotated[str | None, typer.Option(help="ray: can the cluster carry out runs kept in FOLDER?")] = None,
+    engines: Annotated[int, typer.Option(help="Of the runs that the cluster is looked at for.")] = 1,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Of these runs, e.g. --set ray.address=HOST:PORT.")] = None,
+) -> None:
+    """Say what held a run back, or whether this machine or a cluster can train."""
     from relax_sdk.doctor import examine_machine, examine_run
 
-    findings = examine_machine() if folder is None else examine_run(folder)
+    if runtime is not None:
+        from relax_sdk.config import run_config_from_dict
+        from relax_sdk.runtime import find_runtime
+
+        config = run_config_from_dict({"env": "", "engines": engines, **parse_settings(set_ or [])})
+        findings = find_runtime(runtime).examine(folder or Path(), config)
+    elif folder is None:
+        findings = examine_machine()
+    else:
+        findings = examine_run(folder)
     for finding in findings:
         typer.echo(str(finding))
     problems = sum(finding.level == "problem" for finding in findings)
     typer.echo(f"{problems} problems, {sum(finding.level == 'note' for finding in findings)} things to look at")
-    if folder is not None and (folder / "timeline.json").exists():
+    if folder is not None and runtime is None and (folder / "timeline.json").exists():
         typer.echo(f"what happened when: open {folder / 'timeline.json'} in ui.perfetto.dev or chrome://tracing")
     if problems:
         raise typer.Exit(1)

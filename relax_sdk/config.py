@@ -12,6 +12,7 @@ from relax_sdk.errors import ConfigError
 
 Mode = Literal["async", "colocate"]
 EngineKind = Literal["embedded", "sglang"]
+BusName = Literal["local", "transfer_queue"]
 
 
 def _require(ok: bool, owner: object, name: str, allowed: str) -> None:
@@ -253,6 +254,28 @@ class WarmupConfig:
 
 
 @dataclass(frozen=True)
+class RayConfig:
+    """Where `runtime="ray"` finds its cluster."""
+
+    address: str | None = None
+    """Of a cluster, such as `10.0.0.1:6379`. None: what `RAY_ADDRESS` says, else a cluster of the run's own on this machine."""
+    object_store_mb: int = 200
+    """Memory for Ray's objects in a cluster of the run's own, in MB; what is large goes around it."""
+    journal: str | None = None
+    """`postgresql://user@host/database`, which a run on several machines needs; None: a SQLite file in the run folder."""
+    runtime_env: dict[str, Any] = field(default_factory=dict)
+    """Ray's `runtime_env` of the roles: `working_dir`, `py_modules`, `env_vars`, `pip` and so on."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _require(self.object_store_mb >= 80, self, "object_store_mb", "80 or more")
+        _require(self.address is None or isinstance(self.address, str), self, "address", "host:port")
+        postgres = str(self.journal).startswith(("postgresql://", "postgres://"))
+        _require(self.journal is None or postgres, self, "journal", "postgresql://user@host/database")
+        _require(isinstance(self.runtime_env, dict), self, "runtime_env", "a dictionary, as for ray.init")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """All that a training run needs besides the environment itself."""
 
@@ -268,6 +291,8 @@ class RunConfig:
     engine_flags: tuple[str, ...] = ()
     """More flags for SGLang's command line, such as `("--tp", "2")`."""
     engines: int = 1
+    bus: BusName = "local"
+    """How groups reach the trainer: straight from the journal, or through TransferQueue on Ray."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
@@ -275,6 +300,7 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
         _check_types(self)

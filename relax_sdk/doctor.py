@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from relax_sdk.errors import ConfigError
 from relax_sdk.spans import Spans, read_spans
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 TESTED_PYTHON = (3, 11)
 
@@ -69,27 +72,34 @@ def examine_machine(folder: Path = Path()) -> list[Finding]:
     return findings
 
 
-def _packages() -> list[Finding]:
-    """Installed versions against those Relax Gym is pinned to."""
+def requirements(*extras: str) -> dict[str, SpecifierSet]:
+    """The packages that Relax Gym needs, with their tested versions.
+
+    Args:
+        extras: optional groups to include, such as `server`.
+    """
     from packaging.requirements import Requirement
 
+    wanted = [Requirement(text) for text in metadata.requires("relax-gym") or []]
+    chosen = [r for r in wanted if not r.marker or any(r.marker.evaluate({"extra": extra}) for extra in extras)]
+    return {requirement.name: requirement.specifier for requirement in chosen}
+
+
+def _packages() -> list[Finding]:
+    """Installed versions against those Relax Gym is pinned to."""
     wrong: list[str] = []
-    checked = 0
-    for text in metadata.requires("relax-gym") or []:
-        requirement = Requirement(text)
-        if requirement.marker and not requirement.marker.evaluate({"extra": "server"}):
-            continue
-        checked += 1
+    wanted = requirements("server")
+    for name, specifier in wanted.items():
         try:
-            installed = metadata.version(requirement.name)
+            installed = metadata.version(name)
         except metadata.PackageNotFoundError:
-            wrong.append(f"{requirement.name} is missing")
+            wrong.append(f"{name} is missing")
             continue
-        if not requirement.specifier.contains(installed.partition("+")[0], prereleases=True):
-            wrong.append(f"{requirement.name} is {installed}, tested is {requirement.specifier}")
+        if not specifier.contains(installed.partition("+")[0], prereleases=True):
+            wrong.append(f"{name} is {installed}, tested is {specifier}")
     if wrong:
         return [Finding("problem", "; ".join(wrong), "run `make install`, or pip install 'relax-gym[server]'")]
-    return [Finding("ok", f"{checked} packages in their tested versions")]
+    return [Finding("ok", f"{len(wanted)} packages in their tested versions")]
 
 
 # ---------------------------------------------------------------------------------------------------------------- a run

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from relax_sdk.config import RunConfig, SamplingParams
 from relax_sdk.errors import RegistryError
@@ -14,7 +14,12 @@ from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.registry import EnvSpec
 from relax_sdk.run import Evaluation
 
+if TYPE_CHECKING:
+    from relax_sdk.doctor import Finding
+
 GROUP = "relax.runtimes"
+EXTRAS = {"ray": "server,ray"}
+"""What to install for a runtime; for all others `server`."""
 Provide = Literal["host", "upload", "installed"]
 """How an environment gets to a service; see `Trainer`."""
 
@@ -31,6 +36,13 @@ class Job:
     """Plays the episodes instead of the built-in loops."""
     resume: bool = False
     """Go on from the folder's last checkpoint."""
+    runtime: str = "local"
+    """The name of the runtime, for advice on how to go on."""
+
+    @property
+    def how_to_resume(self) -> str:
+        """The command that goes on with this run."""
+        return f"relax train --resume {self.folder}" + ("" if self.runtime == "local" else f" --runtime {self.runtime}")
 
 
 class Observer(Protocol):
@@ -70,6 +82,10 @@ class Runtime(Protocol):
         """Start an engine with the run's weights."""
         ...
 
+    def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
+        """What such a run, kept in `folder`, would find: what is there, and what is missing."""
+        ...
+
 
 def find_runtime(name: str | Runtime) -> Runtime:
     """A runtime by name; one that is given stays as it is.
@@ -86,5 +102,5 @@ def find_runtime(name: str | Runtime) -> Runtime:
         return points[name].load()()
     except ImportError as error:
         raise RegistryError(
-            f"runtime {name!r} needs packages that are missing ({error}): pip install 'relax-gym[server]'"
+            f"runtime {name!r} needs packages that are missing ({error}): pip install 'relax-gym[{EXTRAS.get(name, 'server')}]'"
         ) from error

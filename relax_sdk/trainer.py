@@ -16,6 +16,7 @@ from relax_sdk.config import (
     EvalConfig,
     Mode,
     OptimizerConfig,
+    RayConfig,
     RolloutConfig,
     RunConfig,
     SamplingParams,
@@ -38,6 +39,7 @@ SECTIONS: dict[str, type[Any]] = {
     "training": TrainingConfig,
     "eval": EvalConfig,
     "warmup": WarmupConfig,
+    "ray": RayConfig,
 }
 
 
@@ -59,13 +61,13 @@ class Trainer:
         engine_flags: more flags for SGLang's command line, such as `["--tp", "2"]`.
         engines: how many of them.
         folder: where the run is kept; default `runs/<env>-<time>`.
-        runtime: who carries the run out; `local` is this machine.
+        runtime: who carries the run out; `local` is this machine, `ray` a Ray cluster.
         server: URL of a rollout service that carries the run out instead; it goes on there when this program ends.
         key: for the service, where it wants one.
         provide: how the environment gets to the service. `host`: it stays in this process, and the service steps it, so the
             run waits while this program is away. `upload`: its code is sent. `installed`: the service has it. Default:
             `installed` for those that ship with Relax Gym, else `host`.
-        sampling, rollout, optimizer, training, eval, warmup: a configuration object, or a dictionary of the fields to
+        sampling, rollout, optimizer, training, eval, warmup, ray: a configuration object, or a dictionary of the fields to
             change; what is left out comes from the environment's own defaults.
 
     Raises:
@@ -97,6 +99,7 @@ class Trainer:
         training: TrainingConfig | Mapping[str, Any] | None = None,
         eval: EvalConfig | Mapping[str, Any] | None = None,
         warmup: WarmupConfig | Mapping[str, Any] | None = None,
+        ray: RayConfig | Mapping[str, Any] | None = None,
     ) -> None:
         self.spec = get_spec(env)
         if isinstance(algorithm, str):
@@ -109,6 +112,7 @@ class Trainer:
             training=training,
             eval=eval,
             warmup=warmup,
+            ray=ray,
         )
         defaults = dict(self.spec.defaults)
         unknown = set(defaults) - set(SECTIONS) - {"model", "steps", "mode", "max_staleness", "engine"}
@@ -157,7 +161,8 @@ class Trainer:
         runtime = find_runtime(self.runtime)
         config = dataclasses.replace(self.config, steps=steps) if steps is not None else self.config
         folder = self._prepare(config, resume)
-        job = Job(self.spec, config, folder, self.agent, resume)
+        name = self.runtime if isinstance(self.runtime, str) else "local"
+        job = Job(self.spec, config, folder, self.agent, resume, name)
         run = Run(folder, config, job, self.runtime)
         with make_progress(config, folder, show=progress) as observer:
             try:

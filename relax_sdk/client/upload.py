@@ -33,7 +33,7 @@ def uploadable(env: str | type[Env] | EnvSpec, id: str | None) -> dict[str, Any]
     spec = get_spec(env)
     spec = dataclasses.replace(spec, id=id or spec.id, entry=spec.load(), tasks=spec.load_tasks())
     try:
-        with _by_value(spec.load()):
+        with by_value(spec.load()):
             data = cloudpickle.dumps(spec)
     except Exception as error:
         raise ConfigError(
@@ -45,12 +45,13 @@ def uploadable(env: str | type[Env] | EnvSpec, id: str | None) -> dict[str, Any]
 
 
 @contextlib.contextmanager
-def _by_value(cls: type) -> Iterator[None]:
-    """Pickle the modules of a class and its bases by value, if no installed package holds them."""
+def by_value(*things: Any) -> Iterator[None]:
+    """Pickle the modules of classes, of their bases, and of functions by value, if no installed package holds them."""
     import cloudpickle
 
     installed = set(packages_distributions()) | set(sys.stdlib_module_names) | OURS  # an editable install is not listed
-    modules = {base.__module__ for base in cls.__mro__}
+    defined = [base for thing in things for base in getattr(thing, "__mro__", (thing,))]
+    modules = {name for base in defined if isinstance(name := getattr(base, "__module__", None), str)}
     local = [sys.modules[m] for m in modules if m != "__main__" and m.partition(".")[0] not in installed and m in sys.modules]
     for module in local:
         cloudpickle.register_pickle_by_value(module)

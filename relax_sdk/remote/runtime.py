@@ -11,8 +11,9 @@ from typing import Any
 
 from relax_sdk.client import Client, Event
 from relax_sdk.client.sync import RemoteRun
-from relax_sdk.config import SamplingParams
-from relax_sdk.errors import ConfigError, RunError
+from relax_sdk.config import RunConfig, SamplingParams
+from relax_sdk.doctor import Finding
+from relax_sdk.errors import ConfigError, RunError, ServiceError
 from relax_sdk.hosting import host
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.run import METRICS, Evaluation
@@ -74,6 +75,15 @@ class ServiceRuntime:
         if note.run is None:
             raise RunError(f"{job.folder} follows no run of a service yet")
         return ServiceModel(Client(self.url, self.key), note.run, self._environment, job)
+
+    def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
+        """Whether the service answers."""
+        try:
+            with Client(self.url, self.key) as client:
+                client.models()
+        except ServiceError as error:
+            return [Finding("problem", str(error), f"is a service running at {self.url}, and is the key right?")]
+        return [Finding("ok", f"the service at {self.url} answers")]
 
     @contextlib.contextmanager
     def _environment(self, job: Job, client: Client, observer: Observer | None) -> Iterator[None]:

@@ -88,6 +88,6 @@ asyncio.run(main())
 
 def test_what_is_sent_is_not_held_back() -> None:
     """Only where the protocol is named does asyncio set TCP_NODELAY; without it tokens come in bursts of 40 ms."""
-    listener = _listen(0)
+    listener = _listen("127.0.0.1", 0)
     assert listener.proto == socket.IPPROTO_TCP
     listener.close()

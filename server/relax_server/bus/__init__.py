@@ -1,0 +1,36 @@
+"""The bus: complete, fresh groups for the trainer."""
+
+from __future__ import annotations
+
+from relax_sdk.config import BusName
+from relax_sdk.errors import ConfigError
+from relax_server.bus.base import Bus
+from relax_server.journal.base import Journal
+
+__all__ = ["open_bus"]
+
+
+def open_bus(name: BusName, journal: Journal, run: str, consumer: str, *, ttl: float) -> Bus:
+    """The bus of a run.
+
+    Args:
+        name: `local` leases straight from the journal; `transfer_queue` hands groups on through TransferQueue on Ray.
+        journal: where the groups are; whoever opened it closes it.
+        run: the run's id.
+        consumer: a name that the trainer keeps when it restarts.
+        ttl: seconds a lease lasts without `renew`.
+
+    Raises:
+        ConfigError: what this bus needs is not installed.
+    """
+    if name == "local":
+        from relax_server.bus.local import LocalBus
+
+        return LocalBus(journal, run, consumer, ttl=ttl)
+    try:
+        from relax_server.bus.transfer_queue import TransferQueueBus  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ConfigError(
+            f"bus='transfer_queue' needs packages that are missing ({error}): pip install 'relax-gym[ray]'"
+        ) from error
+    return TransferQueueBus(journal, run, consumer=consumer, ttl=ttl)

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from relax_sdk.config import EngineKind
 from relax_server.engines.http import HttpEngine
+from relax_server.engines.process import EngineProcess, ServerProcess
 from relax_server.engines.sglang.client import SglangEngine
+from relax_server.engines.sglang.process import SglangProcess
 from relax_server.models.layout import routed_shape
+
+
+def process_of(kind: EngineKind, model_path: Path, log_path: Path, **settings: Any) -> ServerProcess:
+    """The process of an engine, not started yet.
+
+    Args:
+        kind: what is to run there.
+        model_path: of the model to serve.
+        log_path: where its output goes.
+        **settings: those of `SglangProcess` or `EngineProcess`.
+    """
+    return (SglangProcess if kind == "sglang" else EngineProcess)(model_path, log_path, **settings)
 
 
 def connect(kind: EngineKind, url: str, media_root: Path, model_path: Path) -> HttpEngine:

@@ -113,6 +113,7 @@ class EngineProcess(ServerProcess):
         log_path: where its output goes (appended).
         media_root: the only folder media paths may point into.
         threads: of the model.
+        host: the address that it listens on; it asks nobody who he is.
         port: 0 picks a free one.
         max_total_tokens: KV slots; None takes 1 GiB worth.
         max_running: sequences in one batch.
@@ -130,6 +131,7 @@ class EngineProcess(ServerProcess):
         media_root: str | Path | None = None,
         threads: int = 1,
         dtype: str = "float32",
+        host: str = "127.0.0.1",
         port: int = 0,
         max_total_tokens: int | None = None,
         max_running: int = 512,
@@ -140,7 +142,7 @@ class EngineProcess(ServerProcess):
         env: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(log_path)
-        self._arguments = ["--model-path", str(model_path), "--port", str(port), "--threads", str(threads)]
+        self._arguments = ["--model-path", str(model_path), "--threads", str(threads), "--host", host, "--port", str(port)]
         self._arguments += ["--dtype", dtype, "--max-running", str(max_running), "--weight-version", str(weight_version)]
         if media_root is not None:
             self._arguments += ["--media-root", str(media_root)]

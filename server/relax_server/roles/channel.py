@@ -1,4 +1,4 @@
-"""Messages between a parent and the processes it starts: pickled over a socket pair."""
+"""Messages between a parent and the processes it starts: pickled, over a socket pair where both are on one machine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,32 @@ import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import cloudpickle
+
+
+def pack(message: Any) -> bytes:
+    """A message as bytes; classes from scripts and notebooks travel by value.
+
+    A role's first message brings along where modules are found, for those that lie beside the user's script.
+    """
+    first = any(getattr(message, name, None) is not None for name in ("spec", "job"))
+    return cloudpickle.dumps((sys.path if first else None, cloudpickle.dumps(message)))
+
+
+def unpack(data: bytes) -> Any:
+    """The message in what `pack` gave."""
+    paths, body = pickle.loads(data)
+    if paths is not None:  # modules beside the user's script must be importable before the message is read
+        sys.path[:] = list(dict.fromkeys([*sys.path, *paths]))
+    return pickle.loads(body)
+
+
+class Outlet(Protocol):
+    """Where a role sends its messages."""
+
+    def send(self, message: Any) -> None: ...
 
 
 class Channel:
@@ -30,16 +53,14 @@ class Channel:
         return Channel(ours.detach()), theirs.detach()
 
     def send(self, message: Any) -> None:
-        """Send a dataclass; classes from scripts and notebooks travel by value.
+        """Send a dataclass.
 
         Raises:
             OSError: the other end is gone.
         """
-        data = cloudpickle.dumps((sys.path if getattr(message, "spec", None) is not None else None, None))
-        body = cloudpickle.dumps(message)
+        data = pack(message)
         with self._lock:
             self._connection.send_bytes(data)
-            self._connection.send_bytes(body)
 
     def receive(self) -> Any:
         """Wait for the next message.
@@ -47,10 +68,7 @@ class Channel:
         Raises:
             EOFError: the other end is gone.
         """
-        paths, _ = pickle.loads(self._connection.recv_bytes())
-        if paths is not None:  # modules beside the user's script must be importable before the message is read
-            sys.path[:] = list(dict.fromkeys([*sys.path, *paths]))
-        return pickle.loads(self._connection.recv_bytes())
+        return unpack(self._connection.recv_bytes())
 
     def listen(self, on_message: Callable[[Any], None], on_close: Callable[[], None]) -> None:
         """Begin to receive in a thread."""

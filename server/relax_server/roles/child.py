@@ -14,7 +14,7 @@ from typing import Any
 
 from relax_sdk.errors import CheckpointError, ConfigError, RegistryError, RunError
 from relax_server.roles import shared_memory
-from relax_server.roles.channel import Channel
+from relax_server.roles.channel import Channel, Outlet
 from relax_server.roles.messages import Failed
 
 FATAL = (ConfigError, RegistryError, CheckpointError, RunError)
@@ -25,7 +25,6 @@ def main() -> None:
     """Run one role until it is stopped, fails, or its parent is gone."""
     role, fd = sys.argv[1], int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    warnings.filterwarnings("ignore", category=FutureWarning)
     channel = Channel(fd)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     first = channel.receive()
@@ -41,6 +40,25 @@ def main() -> None:
 
     channel.listen(inbox.put, on_close=parent_gone)
     try:
+        well = run_role(role, channel, inbox, first)
+    except OSError:
+        parent_gone()
+    else:
+        sys.stdout.flush()
+        os._exit(0 if well else 1)  # threads of abandoned environments must not keep the process alive
+
+
+def run_role(role: str, channel: Outlet, inbox: queue.SimpleQueue[Any], first: Any) -> bool:
+    """Run a role to its end; an error is told as `Failed`.
+
+    Returns:
+        Whether it ended well.
+
+    Raises:
+        OSError: nobody is left to be told of an error.
+    """
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    try:
         if role == "rollout":
             from relax_server.roles.rollout import run_rollout
 
@@ -49,17 +67,17 @@ def main() -> None:
             from relax_server.roles.policy import run_policy
 
             run_policy(channel, inbox, first)
+        elif role == "controller":
+            from relax_server.roles.ray.controller import run_controller
+
+            run_controller(channel, inbox, first)
         else:
             raise ConfigError(f"unknown role {role!r}")
     except Exception as error:
         traceback.print_exc()
-        try:
-            channel.send(Failed(f"{type(error).__name__}: {error}", isinstance(error, FATAL)))
-        except OSError:
-            parent_gone()
-        os._exit(1)
-    sys.stdout.flush()
-    os._exit(0)  # threads of abandoned environments must not keep the process alive
+        channel.send(Failed(f"{type(error).__name__}: {error}", isinstance(error, FATAL)))
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from relax_server.journal import open_journal
 from relax_server.models.catalog import resolve_model
 from relax_server.roles import shared_memory
 from relax_server.roles.fleet import EngineFleet
+from relax_server.roles.host import Host, LocalHost
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import (
     BatchTaken,
@@ -43,7 +44,6 @@ from relax_server.roles.messages import (
     Warn,
 )
 from relax_server.roles.outputs import Outputs, drop_after
-from relax_server.roles.process import RoleProcess
 from relax_server.roles.restarts import Restarts
 from relax_server.timeline import Timeline, write_trace
 
@@ -69,23 +69,29 @@ class RoleDied(RelaxError):
 
 
 class Controller:
-    """Runs one job from its first message to its last checkpoint."""
+    """Runs one job from its first message to its last checkpoint.
 
-    def __init__(self, job: Job, observer: Observer) -> None:
+    Args:
+        job: the run.
+        observer: is told how it goes.
+        host: starts the roles; by default on this machine.
+    """
+
+    def __init__(self, job: Job, observer: Observer, host: Host | None = None) -> None:
         self.job, self.observer, self.config = job, observer, job.config
+        self.host = host = host if host is not None else LocalHost()
         self.layout = RunLayout(job.folder)
         self.run_name = job.folder.name
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
-        self.policy = RoleProcess("policy", job.folder, self.inbox.put_nowait, threads=job.config.training.threads)
-        self.rollout = RoleProcess("rollout", job.folder, self.inbox.put_nowait)
-        self.model_path: Path = resolve_model(job.config.model, job.config.seed)
-        shared_memory.sweep()
-        self.weights_root = shared_memory.create()
-        self.features = self.weights_root / "features"
-        self.features.mkdir()
-        self.restarts = Restarts(f"relax train --resume {job.folder}")
+        self.policy = host.role("policy", job.folder, self.inbox.put_nowait, threads=job.config.training.threads)
+        self.rollout = host.role("rollout", job.folder, self.inbox.put_nowait)
+        self.model_path: Path = host.model(resolve_model(job.config.model, job.config.seed), job.folder)
+        exchange = host.exchange(job.folder)
+        self.weights_root, self.features = exchange.root, exchange.features
+        self.restarts = Restarts(job.how_to_resume)
         self.engines = EngineFleet(
             job,
+            host,
             self.model_path,
             self.restarts,
             self.features,
@@ -123,7 +129,7 @@ class Controller:
             RunError: a role failed for good; the folder can be resumed.
         """
         try:
-            self.journal = open_journal(self.layout.journal)
+            self.journal = open_journal(self.host.journal or self.layout.journal)
         except BaseException:
             shared_memory.remove(self.weights_root)
             raise
@@ -142,6 +148,7 @@ class Controller:
     async def start(self) -> None:
         """Start all roles and bring them to the same weights."""
         self.check_modalities()
+        self.check_journal()
         self.observer.stage("starting engine, trainer and environment")
         checkpoint = (self.layout.checkpoints() or [None])[-1] if self.job.resume else None
         if self.job.resume and checkpoint is None:
@@ -181,9 +188,7 @@ class Controller:
                 break
             await self.handle(message)
         if self.step < self.config.steps:
-            raise RunError(
-                f"stopped at step {self.step} of {self.config.steps}; go on with: relax train --resume {self.job.folder}"
-            )
+            raise RunError(f"stopped at step {self.step} of {self.config.steps}; go on with: {self.job.how_to_resume}")
 
     async def finish(self) -> None:
         """The last held-out evaluation, with the final weights."""
@@ -224,6 +229,13 @@ class Controller:
         if missing:
             raise ConfigError(
                 f"environment {cls} shows {sorted(needed)}, but the model {self.config.model} takes no {sorted(missing)}"
+            )
+
+    def check_journal(self) -> None:
+        """Refuse a journal of several runs that has one of this name."""
+        if self.host.journal is not None and not self.job.resume and self.journal.groups(self.run_name, limit=1):
+            raise ConfigError(
+                f"the journal holds a run named {self.run_name!r} already; give the folder of this one another name"
             )
 
     # -------------------------------------------------------------------------------------------------------------- events
@@ -409,7 +421,14 @@ class Controller:
     async def start_policy(self, checkpoint: Path | None) -> None:
         await self.policy.start(
             StartPolicy(
-                self.config, self.run_name, self.job.folder, self.model_path, self.weights_root, checkpoint, self.features
+                self.config,
+                self.run_name,
+                self.job.folder,
+                self.model_path,
+                self.weights_root,
+                checkpoint,
+                self.features,
+                self.host.journal,
             )
         )
 
@@ -425,6 +444,7 @@ class Controller:
                 self.engines.urls,
                 train=True,
                 features=self.features,
+                journal=self.host.journal,
             )
         )
         self.stats_at = time.monotonic()

@@ -6,18 +6,20 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from relax_sdk.errors import EngineError, EngineUnavailable, RelaxError
 from relax_sdk.runtime import Job
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.kinds import connect
-from relax_server.engines.process import EngineProcess, ServerProcess
-from relax_server.engines.sglang.process import SglangProcess
+from relax_server.roles.host import Engine, Host
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.restarts import Restarts
 
 START_SECONDS = {"embedded": 180.0, "sglang": 600.0}
 """For an engine to load its model and answer, by kind."""
+
+LOGS = {"embedded": "engine.log", "sglang": "sglang.log"}
 
 HEALTH_SECONDS = 2.0
 """Between looks at the engines."""
@@ -30,7 +32,7 @@ MAX_MISSES = 10
 class EngineSlot:
     """One engine of a run: its process, and our client to it."""
 
-    process: ServerProcess
+    process: Engine
     client: HttpEngine
     released: bool = False
     """Its memory is given back while the trainer works (colocate)."""
@@ -50,6 +52,7 @@ class EngineFleet:
 
     Args:
         job: the run.
+        host: starts them.
         model_path: the folder they start from.
         restarts: counts how often one was lost.
         features: folder in shared memory where media features are exchanged.
@@ -62,16 +65,17 @@ class EngineFleet:
     def __init__(
         self,
         job: Job,
+        host: Host,
         model_path: Path,
         restarts: Restarts,
-        features: Path,
+        features: Path | None,
         *,
         stage: Callable[[str], None],
         warn: Callable[[str], None],
         changed: Callable[[tuple[str, ...]], None],
         failed: Callable[[RelaxError], None],
     ) -> None:
-        self.job, self.model_path, self.restarts, self.features = job, model_path, restarts, features
+        self.job, self.host, self.model_path, self.restarts, self.features = job, host, model_path, restarts, features
         self._stage, self._warn, self._changed, self._failed = stage, warn, changed, failed
         self._slots: list[EngineSlot] = []
         self._weights: Path | None = None
@@ -91,7 +95,7 @@ class EngineFleet:
         self._changed(self.urls)
 
     async def _start_one(self) -> EngineSlot:
-        return await start_engine(self.job, self.model_path, features=self.features, stage=self._stage)
+        return await start_engine(self.job, self.host, self.model_path, features=self.features, stage=self._stage)
 
     async def stop(self) -> None:
         await asyncio.gather(*(slot.stop() for slot in self._slots), return_exceptions=True)
@@ -161,6 +165,7 @@ class EngineFleet:
 
 async def start_engine(
     job: Job,
+    host: Host,
     model_path: Path,
     version: int = 0,
     train: bool = True,
@@ -171,6 +176,7 @@ async def start_engine(
 
     Args:
         job: the run.
+        host: starts it.
         model_path: the folder it starts from.
         version: of these weights.
         train: its work belongs into the run's timeline.
@@ -184,30 +190,21 @@ async def start_engine(
     media = RunLayout(job.folder).media
     media.mkdir(parents=True, exist_ok=True)
     config = job.config
-    process: ServerProcess
+    settings: dict[str, Any] = dict(
+        media_root=media,
+        dtype=config.training.dtype,
+        return_routed_experts=config.training.replay_routes,
+        weight_version=version,
+        features=features,
+    )
     if config.engine == "sglang":
-        process = SglangProcess(
-            model_path,
-            job.folder / "logs" / "sglang.log",
-            media_root=media,
-            dtype=config.training.dtype,
-            return_routed_experts=config.training.replay_routes,
-            weight_version=version,
-            features=features,
+        settings |= dict(
             releases_memory=config.mode == "colocate" and train,
             flags=config.engine_flags,
             progress=lambda what: stage(f"SGLang: {what}"),
         )
     else:
-        process = EngineProcess(
-            model_path,
-            job.folder / "logs" / "engine.log",
-            media_root=media,
-            dtype=config.training.dtype,
-            return_routed_experts=config.training.replay_routes,
-            weight_version=version,
-            features=features,
-            timeline=RunLayout(job.folder).timeline if train else None,
-        )
+        settings["timeline"] = RunLayout(job.folder).timeline if train else None
+    process = host.engine(config.engine, model_path, job.folder / "logs" / LOGS[config.engine], **settings)
     await process.start(START_SECONDS[config.engine])
     return EngineSlot(process, connect(config.engine, process.url, media, model_path))

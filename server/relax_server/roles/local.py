@@ -6,9 +6,11 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
-from relax_sdk.config import SamplingParams
+from relax_sdk.config import RunConfig, SamplingParams
+from relax_sdk.doctor import Finding, examine_machine
 from relax_sdk.errors import EngineError, RunError
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.run import Evaluation
@@ -16,9 +18,9 @@ from relax_sdk.runtime import Job, Observer
 from relax_server.models.catalog import resolve_model
 from relax_server.roles.controller import Controller
 from relax_server.roles.fleet import start_engine
+from relax_server.roles.host import LocalHost
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import Chat, ChatDone, Died, Evaluate, Evaluated, Failed, RolloutReady, StartRollout
-from relax_server.roles.process import RoleProcess
 
 T = TypeVar("T")
 
@@ -76,6 +78,10 @@ class LocalRuntime:
         """Start an engine and a rollout process with the run's trained weights."""
         return LocalSession(job)
 
+    def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
+        """Whether this machine can train."""
+        return examine_machine(folder)
+
 
 async def _make(job: Job, observer: Observer) -> Controller:
     return Controller(job, observer)
@@ -100,8 +106,9 @@ class LocalSession:
         if not trained.exists():
             raise RunError(f"{job.folder} has no trained weights yet (no {trained.name}/ folder)")
         base = resolve_model(job.config.model, job.config.seed)
-        self._engine = await start_engine(job, trained, job.config.steps, train=False)
-        self._rollout = RoleProcess("rollout", job.folder, self._inbox.put_nowait)
+        host = LocalHost()
+        self._engine = await start_engine(job, host, trained, job.config.steps, train=False)
+        self._rollout = host.role("rollout", job.folder, self._inbox.put_nowait)
         await self._rollout.start(
             StartRollout(job.spec, job.agent, job.config, job.folder.name, job.folder, base, (self._engine.url,), train=False)
         )

@@ -1,4 +1,4 @@
-"""What roles say to each other: frozen dataclasses, pickled over a socket pair between parent and child."""
+"""What roles say to each other: frozen dataclasses, pickled on their way from process to process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_sdk.config import RunConfig, SamplingParams
+from relax_sdk.errors import RelaxError
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.run import Evaluation
 
@@ -30,6 +31,8 @@ class StartRollout:
     """False: evaluate and chat only."""
     features: Path | None = None
     """Folder in shared memory where media features are exchanged."""
+    journal: str | None = None
+    """Where groups are kept; None: in the run folder."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,8 @@ class StartPolicy:
     """Go on from here."""
     features: Path | None = None
     """Folder in shared memory where media features are exchanged."""
+    journal: str | None = None
+    """Where groups are kept; None: in the run folder."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +230,58 @@ class Saved:
     """Nothing follows: the last step, or a `Stop`."""
 
 
+# ------------------------------------------------------------------------------------------------- program ↔ controller
+
+
+@dataclass(frozen=True)
+class StartController:
+    """The first message to a controller that does not live in the user's program."""
+
+    job: Any
+    """The `Job`."""
+    host: Any
+    """The `Host` that starts the other roles."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is being done when it is not a step."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class StepShown:
+    """The figures of one step."""
+
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """The last message of a controller."""
+
+    error: RelaxError | None
+    """None: the run is done."""
+
+
+# ------------------------------------------------------------------------------------------------------ actor → its owner
+
+
+@dataclass(frozen=True)
+class Started:
+    """An actor runs."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The role in an actor has ended."""
+
+    returncode: int
+
+
 # --------------------------------------------------------------------------------------------------- inside the parent
 
 
@@ -236,10 +293,14 @@ class Died:
     generation: int
     returncode: int | None
     log: Path
+    cause: str = ""
+    """Why, where it is known better than by a return code."""
 
     @property
     def how(self) -> str:
         """How it ended, in words."""
+        if self.cause:
+            return self.cause
         if self.returncode is None or self.returncode >= 0:
             return f"exit code {self.returncode}"
         name = signal.Signals(-self.returncode).name

@@ -12,11 +12,11 @@ from typing import Any
 from relax_sdk.errors import TrainingError
 from relax_sdk.media import MediaRef, MediaStore
 from relax_sdk.trajectory import Group, Trajectory
+from relax_server.bus import open_bus
 from relax_server.bus.base import Batch
-from relax_server.bus.local import LocalBus
 from relax_server.garbage import settle
 from relax_server.journal import open_journal
-from relax_server.roles.channel import Channel
+from relax_server.roles.channel import Outlet
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import (
     BatchTaken,
@@ -44,7 +44,7 @@ CONTINUE_SECONDS = 1500.0
 """How long the controller may take to free the devices in colocate mode, an evaluation included; the lease outlives it."""
 
 
-def run_policy(channel: Channel, inbox: queue.SimpleQueue[Any], first: StartPolicy) -> None:
+def run_policy(channel: Outlet, inbox: queue.SimpleQueue[Any], first: StartPolicy) -> None:
     """Serve until the last step or a `Stop`."""
     role = PolicyRole(channel, inbox, first)
     role.begin()
@@ -62,13 +62,13 @@ def run_policy(channel: Channel, inbox: queue.SimpleQueue[Any], first: StartPoli
 class PolicyRole:
     """A `Policy` between the bus and the folder its weights go to."""
 
-    def __init__(self, channel: Channel, inbox: queue.SimpleQueue[Any], first: StartPolicy) -> None:
+    def __init__(self, channel: Outlet, inbox: queue.SimpleQueue[Any], first: StartPolicy) -> None:
         self.channel, self.inbox, self.start = channel, inbox, first
         config = first.config
         self.layout = RunLayout(first.folder)
         self.store = MediaStore(self.layout.media)
-        self.journal = open_journal(self.layout.journal)
-        self.bus = LocalBus(self.journal, first.run, CONSUMER, ttl=LEASE_SECONDS)
+        self.journal = open_journal(first.journal or self.layout.journal)
+        self.bus = open_bus(config.bus, self.journal, first.run, CONSUMER, ttl=LEASE_SECONDS)
         self.policy = Policy(
             first.model_path,
             algorithm=config.algorithm,

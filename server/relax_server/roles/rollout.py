@@ -22,7 +22,7 @@ from relax_server.engines.kinds import connect
 from relax_server.garbage import settle
 from relax_server.journal import open_journal
 from relax_server.models.processor import Processor
-from relax_server.roles.channel import Channel
+from relax_server.roles.channel import Outlet
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import (
     Begin,
@@ -50,7 +50,7 @@ from relax_server.timeline import Timeline
 STATS_SECONDS = 1.0
 
 
-def run_rollout(channel: Channel, inbox: queue.SimpleQueue[Any], first: StartRollout) -> None:
+def run_rollout(channel: Outlet, inbox: queue.SimpleQueue[Any], first: StartRollout) -> None:
     """Serve until a `Stop`."""
     asyncio.run(RolloutRole(channel, first).serve(inbox))
 
@@ -58,12 +58,12 @@ def run_rollout(channel: Channel, inbox: queue.SimpleQueue[Any], first: StartRol
 class RolloutRole:
     """A `RolloutWorker` that listens to the controller."""
 
-    def __init__(self, channel: Channel, first: StartRollout) -> None:
+    def __init__(self, channel: Outlet, first: StartRollout) -> None:
         self.channel, self.first = channel, first
         layout = RunLayout(first.folder)
         self.processor = Processor.load(first.model_path, first.features)
         self.store = MediaStore(layout.media)
-        self.journal = open_journal(layout.journal)
+        self.journal = open_journal(first.journal or layout.journal)
         self.pool = EnginePool(self.engine(url) for url in first.engines)
         self.gateway: AgentGateway | None = None
         """Between the model and agents in processes of their own."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -47,6 +49,21 @@ def remove(folder: Path) -> None:
         time.sleep(0.05)
 
 
+def guard(folder: Path) -> None:
+    """Have the folder removed when this process is gone, whatever ends it, by a small process that only waits for that.
+
+    For where a process is killed together with its children: the small one is nobody's child.
+    """
+    reader, _writer = os.pipe()  # the writing end stays open until we end
+    command = [sys.executable, "-m", "relax_server.roles.shared_memory", str(folder), str(reader)]
+    shell = ["sh", "-c", '"$@" &', "sh", *command]
+    null = subprocess.DEVNULL
+    try:
+        subprocess.run(shell, pass_fds=[reader], stdin=null, stdout=null, stderr=null, start_new_session=True, check=True)
+    finally:
+        os.close(reader)
+
+
 def sweep() -> None:
     """Remove what runs have left behind whose processes were all killed at once."""
     for folder in root().glob("relax-*-*"):
@@ -57,3 +74,8 @@ def sweep() -> None:
             continue
         if mine and pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    os.read(int(sys.argv[2]), 1)
+    remove(Path(sys.argv[1]))

@@ -15,7 +15,6 @@ import socket
 import sys
 from pathlib import Path
 
-HOST = "127.0.0.1"
 KV_BYTES = 2**30
 """Memory of the KV pool where --max-total-tokens is not given, and at most this many tokens."""
 KV_TOKENS = 131_072
@@ -26,6 +25,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model-path", required=True, help="a save_pretrained folder, or a built-in name such as relax/tiny-omni"
     )
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on; there is no key")
     parser.add_argument("--port", type=int, default=0, help="0 picks a free one")
     parser.add_argument("--media-root", type=Path, help="the only folder media paths may point into")
     parser.add_argument("--threads", type=int, default=1, help="of the model; media have two of their own")
@@ -48,15 +48,15 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _listen(port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     # With the protocol named, asyncio sets TCP_NODELAY; without, streamed tokens wait 40 ms for each other.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((HOST, port))
+        listener.bind((host, port))
         listener.listen(1024)
     except OSError as error:
-        sys.exit(_fail(3, f"port {port} on {HOST} cannot be used ({error.strerror}); pass another --port, or 0 for a free one"))
+        sys.exit(_fail(3, f"port {port} on {host} cannot be used ({error.strerror}); pass another --port, or 0 for a free one"))
     return listener
 
 
@@ -125,7 +125,7 @@ async def _serve(arguments: argparse.Namespace, path: Path, listener: socket.soc
     await web_runner.setup()
     await web.SockSite(web_runner, listener).start()
     settle()
-    _announce(f"http://{HOST}:{listener.getsockname()[1]}", arguments.ready_file)
+    _announce(f"http://{arguments.host}:{listener.getsockname()[1]}", arguments.ready_file)
     await stop.wait()
     await server.close()
     await web_runner.cleanup()
@@ -135,7 +135,7 @@ def main() -> int:
     arguments = _arguments()
     os.environ.setdefault("OMP_NUM_THREADS", str(arguments.threads))  # read by torch when it is imported
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
-    listener = _listen(arguments.port)
+    listener = _listen(arguments.host, arguments.port)
     from relax_sdk.errors import RelaxError
     from relax_server.models.catalog import resolve_model
 

@@ -67,6 +67,7 @@ class SglangProcess(ServerProcess):
         media_root: the only folder media paths may point into; None takes data URIs only.
         threads: of the model, on CPU.
         dtype: `float32` or `bfloat16`.
+        host: the address that it listens on; it asks nobody who he is.
         port: 0 picks a free one.
         max_total_tokens: KV slots; None: on CPU 65,536, on GPU what SGLang finds room for.
         max_running: sequences in one batch.
@@ -88,6 +89,7 @@ class SglangProcess(ServerProcess):
         media_root: str | Path | None = None,
         threads: int = 1,
         dtype: str = "float32",
+        host: str = "127.0.0.1",
         port: int = 0,
         max_total_tokens: int | None = None,
         max_running: int = 256,
@@ -101,7 +103,7 @@ class SglangProcess(ServerProcess):
     ) -> None:
         super().__init__(log_path)
         self._model, self._python, self._media_root = str(model_path), python, media_root
-        self._threads, self._dtype, self._port = threads, dtype, port
+        self._threads, self._dtype, self._host, self._port = threads, dtype, host, port
         self._max_total_tokens, self._max_running = max_total_tokens, max_running
         self._routes, self._version = return_routed_experts, weight_version
         self._features, self._releases_memory = features, releases_memory
@@ -147,7 +149,7 @@ class SglangProcess(ServerProcess):
         self._packages = _package_folder()
         size = self.log_path.stat().st_size if self.log_path.exists() else 0
         await self._launch(command, self._variables(environment, omni))
-        url = f"http://127.0.0.1:{port}"
+        url = f"http://{self._host}:{port}"
         try:
             await asyncio.wait_for(self._ready(url, size), max(1.0, timeout - (time.monotonic() - began)))
         except TimeoutError:
@@ -169,7 +171,7 @@ class SglangProcess(ServerProcess):
             self._packages = None
 
     def _arguments(self, model: Path, environment: SglangEnvironment, omni: bool, port: int) -> list[str]:
-        arguments = ["--model-path", str(model), "--host", "127.0.0.1", "--port", str(port), "--dtype", self._dtype]
+        arguments = ["--model-path", str(model), "--host", self._host, "--port", str(port), "--dtype", self._dtype]
         arguments += ["--weight-version", str(self._version), "--max-running-requests", str(self._max_running)]
         arguments += ["--skip-server-warmup", "--sleep-on-idle"]
         tokens = self._max_total_tokens

@@ -1,0 +1,128 @@
+"""Where the roles of a run are started: the interface, and this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from relax_sdk.config import EngineKind
+from relax_server.engines.kinds import process_of
+from relax_server.roles import shared_memory
+from relax_server.roles.process import RoleProcess
+
+
+class Role(Protocol):
+    """A role in a process of its own; its messages, and `Died`, go to whoever started it."""
+
+    @property
+    def pid(self) -> int | None:
+        """None before it runs."""
+        ...
+
+    async def start(self, first: Any) -> None:
+        """Start it, or start it again, with its first message."""
+        ...
+
+    def send(self, message: Any) -> None:
+        """Send; one that is gone is reported by `Died`, not here."""
+        ...
+
+    def alive(self) -> bool: ...
+
+    async def stop(self) -> None:
+        """Ask it to stop, and kill it when it has not ended in time."""
+        ...
+
+    def kill(self) -> None:
+        """For one that hangs."""
+        ...
+
+    def log_tail(self) -> str:
+        """The end of its log."""
+        ...
+
+
+class Engine(Protocol):
+    """One engine in a process of its own."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def start(self, timeout: float) -> None:
+        """Start it and wait until it answers.
+
+        Raises:
+            EngineUnavailable: it ended or was not ready in time.
+        """
+        ...
+
+    def alive(self) -> bool: ...
+
+    async def stop(self) -> None: ...
+
+    def log_tail(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Where the roles of a run leave what is too large for messages."""
+
+    root: Path
+    """Gets the weights, one sub-folder per version."""
+    features: Path | None
+    """For media features; None: each process makes its own."""
+
+
+class Host(Protocol):
+    """Starts the roles of one run."""
+
+    def role(self, name: str, folder: Path, on_message: Callable[[Any], None], threads: int = 1) -> Role:
+        """A role, not started yet.
+
+        Args:
+            name: `rollout` or `policy`.
+            folder: of the run.
+            on_message: gets its messages, in the event loop that starts it.
+            threads: of numeric libraries.
+        """
+        ...
+
+    def engine(self, kind: EngineKind, model_path: Path, log_path: Path, **settings: Any) -> Engine:
+        """An engine, not started yet; the settings are those of its process."""
+        ...
+
+    def exchange(self, folder: Path) -> Exchange:
+        """Make the place where weights are exchanged; to be removed with `shared_memory.remove`."""
+        ...
+
+    def model(self, path: Path, folder: Path) -> Path:
+        """A model folder where all roles see it."""
+        ...
+
+    @property
+    def journal(self) -> str | None:
+        """Where groups are kept; None: in the run folder."""
+        ...
+
+
+class LocalHost:
+    """Processes on this machine."""
+
+    journal: str | None = None
+
+    def role(self, name: str, folder: Path, on_message: Callable[[Any], None], threads: int = 1) -> Role:
+        return RoleProcess(name, folder, on_message, threads)
+
+    def engine(self, kind: EngineKind, model_path: Path, log_path: Path, **settings: Any) -> Engine:
+        return process_of(kind, model_path, log_path, **settings)
+
+    def exchange(self, folder: Path) -> Exchange:
+        shared_memory.sweep()
+        root = shared_memory.create()
+        (root / "features").mkdir()
+        return Exchange(root, root / "features")
+
+    def model(self, path: Path, folder: Path) -> Path:
+        return path

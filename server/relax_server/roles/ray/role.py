@@ -1,0 +1,269 @@
+"""Handles of actors: what whoever starts a role or an engine in a Ray cluster holds of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from relax_sdk.config import EngineKind
+from relax_sdk.errors import EngineError, EngineUnavailable, RelaxError, RunError
+from relax_server.roles.channel import pack, unpack
+from relax_server.roles.messages import Died, Ended, Started, Stop, Warn
+from relax_server.roles.process import STOP_SECONDS
+from relax_server.roles.ray.actors import EngineActor, RoleActor
+
+NAME_SECONDS = 60.0
+"""For a role of the same run that has just been killed to be gone, or its node to be given up by Ray."""
+NAME_POLL = 0.1
+AGAIN_SECONDS = 1.0
+"""Between two tries to have Ray start an actor."""
+
+PLACE_SECONDS = 30.0
+"""For Ray to start an actor before the user is told that it waits for room."""
+
+GONE_SECONDS = 20.0
+"""For an actor that was killed to be gone; Ray waits 5 s before it ends a process that does not answer."""
+
+
+class Places(Protocol):
+    """Where the actors of a run go; see `RayHost`."""
+
+    one_machine: bool
+    """All nodes are on one, so that engines need not be reached from elsewhere."""
+
+    @property
+    def needed(self) -> tuple[Path, ...]:
+        """What every node must see."""
+        ...
+
+    def role_options(self, name: str, threads: int) -> dict[str, Any]:
+        """Options of a role's actor."""
+        ...
+
+    def engine_options(self) -> dict[str, Any]:
+        """Options of an engine's actor."""
+        ...
+
+
+class RayRole:
+    """One role in a Ray actor: the interface of `RoleProcess`."""
+
+    def __init__(self, role: str, folder: Path, on_message: Callable[[Any], None], places: Places, threads: int = 1) -> None:
+        self.role = role
+        self.generation = 0
+        self.log = folder / "logs" / f"{role}.log"
+        self._on_message = on_message
+        self._places = places
+        self._threads = threads
+        self._actor: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self._pid: int | None = None
+        self._stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        """On its node."""
+        return self._pid
+
+    async def start(self, first: Any) -> None:
+        """Start the actor with its first message, in the place of an earlier one.
+
+        Messages, and `Died` when it ends by itself, are handed to `on_message` in the running event loop.
+
+        Raises:
+            RunError: the earlier one, or that of another run in the same folder, is not gone in time.
+        """
+        self.kill()
+        self.generation += 1
+        self._stopping, self._pid = False, None
+        self._actor = await self._create(self.generation)
+        self._task = asyncio.create_task(self._live(self.generation, pack(first)))
+
+    async def _create(self, generation: int) -> Any:
+        """One actor of a name can live at a time, so that a role which is not known to be gone cannot work beside the next."""
+        cls: Any = ray.remote(concurrency_groups={"control": 1})(RoleActor)  # pyright: ignore[reportCallIssue]
+        until = time.monotonic() + NAME_SECONDS
+        while True:
+            try:
+                return cls.options(**self._places.role_options(self.role, self._threads)).remote(self.role)
+            except ValueError as error:  # the name is taken
+                if time.monotonic() > until or not self._current(generation):
+                    raise RunError(
+                        f"a {self.role} of this run folder is still there; is the run going on elsewhere?"
+                    ) from error
+                await asyncio.sleep(NAME_POLL)
+
+    def _current(self, generation: int) -> bool:
+        return generation == self.generation and not self._stopping
+
+    async def _live(self, generation: int, first: bytes) -> None:
+        """Hear the actor from its beginning to its end."""
+        returncode, cause = None, ""
+        try:
+            async for item in await self._begin(generation, first):
+                message = unpack(await item)
+                if isinstance(message, Ended):
+                    returncode = message.returncode
+                elif generation == self.generation:
+                    self._on_message(message)
+        except (RayError, RunError) as error:
+            cause = reason(error)
+        if self._current(generation):
+            self._on_message(Died(self.role, generation, returncode, self.log, cause))
+
+    async def _begin(self, generation: int, first: bytes) -> Any:
+        """The stream of its messages once it runs; a node that Ray does not know to be dead yet may be tried in vain.
+
+        Raises:
+            RayError: it cannot be started.
+            RunError: its name is not free.
+        """
+        until = time.monotonic() + NAME_SECONDS
+        while True:
+            stream = self._actor.serve.remote(first, self.log, self._places.needed)
+            started = asyncio.ensure_future(anext(stream))
+            if not (await asyncio.wait([started], timeout=PLACE_SECONDS))[0] and self._current(generation):
+                self._on_message(Warn(f"the {self.role} waits for room in the Ray cluster"))
+            try:
+                message = unpack(await (await started))
+            except RayActorError as error:
+                if its_own_fault(error) or time.monotonic() > until or not self._current(generation):
+                    raise
+            else:
+                assert isinstance(message, Started)
+                self._pid = message.pid
+                return stream
+            await asyncio.sleep(AGAIN_SECONDS)
+            self._actor = await self._create(generation)
+
+    def send(self, message: Any) -> None:
+        """Send; one that is gone is reported by `Died`, not here."""
+        if self._actor is not None:
+            self._actor.put.remote(pack(message))
+
+    def alive(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Ask it to stop, and kill it when it has not ended in time."""
+        self._stopping = True
+        if self._task is None:
+            return
+        if self.alive() and seconds > 0:
+            self.send(Stop())
+            await asyncio.wait([self._task], timeout=seconds)
+        self.kill()
+        await asyncio.wait([self._task], timeout=GONE_SECONDS)
+
+    def kill(self) -> None:
+        """End the actor's process."""
+        if self._actor is not None:
+            ray.kill(self._actor)
+
+    def log_tail(self, lines: int = 15) -> str:
+        """The end of its log."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return ""
+
+
+class RayEngine:
+    """One engine whose process an actor starts and watches: the interface of `ServerProcess`."""
+
+    def __init__(self, places: Places, kind: EngineKind, model_path: Path, log_path: Path, settings: dict[str, Any]) -> None:
+        self.log_path = log_path
+        self._places, self._arguments = places, (kind, model_path, log_path, settings)
+        self._actor: Any = None
+        self._url = ""
+        self._ended: asyncio.Task[None] | None = None
+        self.pid: int | None = None
+        """On its node."""
+
+    @property
+    def url(self) -> str:
+        """Where it answers.
+
+        Raises:
+            EngineError: it was not started.
+        """
+        if not self._url:
+            raise EngineError("the engine was not started; await start() first")
+        return self._url
+
+    async def start(self, timeout: float = 120.0) -> None:
+        """Start it and wait until it answers requests.
+
+        Raises:
+            ConfigError: its node does not see the run's folders.
+            EngineUnavailable: it ended or was not ready in time, or there is no room for it.
+        """
+        until = time.monotonic() + NAME_SECONDS
+        while True:
+            try:
+                self._url, self.pid = await asyncio.wait_for(self._place().start.remote(timeout), timeout)
+                break
+            except (RayError, TimeoutError) as error:
+                ray.kill(self._actor)
+                if isinstance(error, RayTaskError) and isinstance(error.cause, RelaxError):
+                    raise error.cause from None
+                if not isinstance(error, RayActorError) or its_own_fault(error) or time.monotonic() > until:
+                    why = reason(error) if isinstance(error, RayError) else f"not ready within {timeout:g} s; is there room?"
+                    raise EngineUnavailable(f"the engine's actor: {why}\n{self.log_tail()}") from error
+            await asyncio.sleep(AGAIN_SECONDS)
+        self._ended = asyncio.create_task(self._wait(self._actor.wait.remote()))
+
+    def _place(self) -> Any:
+        places = self._places
+        cls = ray.remote(EngineActor).options(**places.engine_options())
+        self._actor = cls.remote(*self._arguments, places.needed, not places.one_machine)
+        return self._actor
+
+    async def _wait(self, ended: Any) -> None:
+        try:
+            await ended
+        except RayError:  # the actor is gone, and its engine with it
+            return
+
+    def alive(self) -> bool:
+        """Whether the process exists; `HttpEngine.health` tells whether it answers."""
+        return self._ended is not None and not self._ended.done()
+
+    async def stop(self) -> None:
+        """Ask it to end, and kill it if it has not in time."""
+        if self._actor is None:
+            return
+        if self.alive():
+            with contextlib.suppress(RayError, TimeoutError):
+                await asyncio.wait_for(self._actor.stop.remote(), STOP_SECONDS)
+        ray.kill(self._actor)
+        if self._ended is not None:
+            await asyncio.wait([self._ended], timeout=GONE_SECONDS)
+
+    def log_tail(self) -> str:
+        """The end of its log."""
+        try:
+            return f"end of {self.log_path}:\n" + self.log_path.read_text(errors="replace")[-4000:]
+        except OSError as error:
+            return f"its log {self.log_path} cannot be read ({error})"
+
+
+def its_own_fault(error: RayActorError) -> bool:
+    """Whether an actor could not begin wherever it is put; else Ray may have tried a node of whose end it did not know."""
+    return "creation task" in str(error)
+
+
+def reason(error: Exception) -> str:
+    """Ray's account of an actor's end, without its advice."""
+    if not isinstance(error, RayActorError):
+        return f"{type(error).__name__}: {str(error).strip().rpartition(chr(10))[2]}"
+    lines = [line.strip() for line in str(error).splitlines()]
+    line = next((line for line in lines if line.startswith("The actor is dead because")), lines[-1] if lines else "")
+    return line.partition(" Some common causes")[0].removeprefix("The actor is dead because ").rstrip(". ")

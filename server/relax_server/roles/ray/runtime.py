@@ -1,0 +1,147 @@
+"""The `ray` runtime: a run whose roles are actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from relax_sdk.client.upload import by_value
+from relax_sdk.config import RunConfig
+from relax_sdk.doctor import Finding
+from relax_sdk.errors import ConfigError, RunError
+from relax_sdk.runtime import Job, Observer
+from relax_server.roles.local import LocalSession, LoopThread
+from relax_server.roles.messages import Died, Failed, RunEnded, Stage, StartController, StepShown, Stop, Warn
+from relax_server.roles.ray.cluster import address_of, connected, look
+from relax_server.roles.ray.host import RayHost
+from relax_server.roles.restarts import Restarts
+
+SILENCE_SECONDS = 60.0
+"""A controller that says nothing for so long is started again."""
+
+
+class RayRuntime:
+    """Carries out runs on a Ray cluster; the program that calls `fit` follows them, and they end with it."""
+
+    def fit(self, job: Job, observer: Observer) -> None:
+        """Train to the last step; Ctrl-C ends after the step in progress, with a checkpoint.
+
+        Raises:
+            ConfigError: environment, model and settings, or the cluster and the run, do not fit together.
+            RunError: the run ended early; it can be resumed.
+            KeyboardInterrupt: after the checkpoint was saved.
+        """
+        observer.stage("connecting to Ray" if address_of(job.config) else "starting Ray")
+        job = dataclasses.replace(job, runtime="ray")
+        with connected(job.config):
+            seen = look(job.config, job.folder)
+            if seen.problems:
+                raise ConfigError("this Ray cluster cannot carry out the run:\n" + "\n".join(map(str, seen.problems)))
+            host = RayHost(job.folder, job.config, seen.one_machine)
+            thread = LoopThread()
+            try:
+                self._follow(Follower(job, observer, host), thread, observer)
+            finally:
+                thread.close()
+                host.close()
+
+    def _follow(self, follower: Follower, thread: LoopThread, observer: Observer) -> None:
+        future = thread.submit(follower.run())
+        try:
+            future.result()
+        except KeyboardInterrupt:
+            observer.stage("stopping: saving a checkpoint")
+            thread.loop.call_soon_threadsafe(follower.request_stop)
+            try:
+                future.result()
+            except RunError as error:
+                observer.warn(str(error))
+            raise
+
+    def open_model(self, job: Job) -> LocalSession:
+        """Start an engine and a rollout process with the run's trained weights, on this machine."""
+        return LocalSession(job)
+
+    def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
+        """What a run would find in the cluster.
+
+        Args:
+            folder: where runs will be kept.
+            config: of the run; its `ray`, `engines` and `training` matter.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+            RunError: the cluster cannot be reached.
+        """
+        with connected(config):
+            return look(config, folder).findings
+
+
+class Follower:
+    """What the user's program does while a run goes on: it starts the controller, again if it dies, and shows what it says."""
+
+    def __init__(self, job: Job, observer: Observer, host: RayHost) -> None:
+        cls = job.spec.load()
+        self._cls, self._job, self._observer, self._host = cls, job, observer, host
+        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._controller = host.role("controller", job.folder, self._inbox.put_nowait)
+        self._restarts = Restarts(job.how_to_resume)
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Follow the run to its end.
+
+        Raises:
+            RelaxError: what the controller ended with.
+        """
+        try:
+            await self._start(self._job.resume)
+            while True:
+                message = await self._next()
+                if isinstance(message, RunEnded):
+                    if message.error is not None:
+                        raise message.error
+                    return
+                await self._handle(message)
+        finally:
+            await self._controller.stop()
+
+    async def _start(self, resume: bool) -> None:
+        """The environment's code travels by value unless an installed package holds it: nodes may not have the user's files."""
+        spec = dataclasses.replace(self._job.spec, entry=self._cls)
+        with by_value(self._cls, self._job.agent):
+            await self._controller.start(StartController(dataclasses.replace(self._job, spec=spec, resume=resume), self._host))
+        if self._stopping:
+            self.request_stop()
+
+    async def _next(self) -> Any:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(self._inbox.get(), SILENCE_SECONDS)
+            if self._controller.alive():
+                self._observer.warn(f"the controller said nothing for {SILENCE_SECONDS:.0f} s; restarting it")
+                self._controller.kill()
+
+    async def _handle(self, message: Any) -> None:
+        if isinstance(message, Stage):
+            self._observer.stage(message.text)
+        elif isinstance(message, StepShown):
+            self._observer.step(message.metrics)
+        elif isinstance(message, Warn):
+            self._observer.warn(message.text)
+        elif isinstance(message, Failed):
+            raise (ConfigError if message.fatal else RunError)(f"{message.text} (logs: {self._job.folder / 'logs'})")
+        elif isinstance(message, Died):
+            self._restarts.count(
+                "controller", f"the last time {message.how}; end of {message.log}:\n{self._controller.log_tail()}"
+            )
+            self._observer.warn(f"the controller ended ({message.how}); starting it again from the last checkpoint")
+            await self._start(resume=True)
+
+    def request_stop(self) -> None:
+        """End after the step in progress, with a checkpoint."""
+        self._stopping = True
+        self._controller.send(Stop())
