@@ -151,7 +151,8 @@ class Processor:
     def _template(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], generate: bool) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        rows, schemas = [self._template_message(m) for m in messages], [dict(tool) for tool in tools] or None
+        rows = [self._template_message(m) for m in messages]
+        schemas: Any = list(tools) or None
         template = self.tokenizer.get_chat_template(tools=schemas)
         texts, _ = render_jinja_template(
             [rows], schemas, chat_template=template, add_generation_prompt=generate, **self._special_tokens
