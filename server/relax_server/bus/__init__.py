@@ -28,7 +28,7 @@ def open_bus(name: BusName, journal: Journal, run: str, consumer: str, *, ttl: f
 
         return LocalBus(journal, run, consumer, ttl=ttl)
     try:
-        from relax_server.bus.transfer_queue import TransferQueueBus  # pyright: ignore[reportMissingImports]
+        from relax_server.bus.transfer_queue import TransferQueueBus
     except ImportError as error:
         raise ConfigError(
             f"bus='transfer_queue' needs packages that are missing ({error}): pip install 'relax-gym[ray]'"
