@@ -135,7 +135,7 @@ def long_run(env: str, steps: int) -> None:
         )
     x = [step for step, _ in trained]
     slopes = {f"{role}, MB per 1,000 steps": slope(x, [seen.get(role, 0.0) for _, seen in trained]) for role in roles}
-    more = {"seconds": at[-1] - at[0], "dropped": metrics[-1]["dropped_total"], "journal, MB on disk": disk} | slopes
+    more: dict[str, Any] = {"seconds": at[-1] - at[0], "dropped": metrics[-1]["dropped_total"], "journal, MB on disk": disk} | slopes
     save("endurance", rows, env=env, mode="asynchronous, max_staleness 1", **more)
     print("\n".join(f"{name}: {value:.3f}" for name, value in more.items()), flush=True)
 
@@ -167,7 +167,8 @@ async def many_episodes(episodes: int) -> None:
         await running
         await worker.close()
         journal.close()
-    save("endurance_episodes", rows, **{"MB per 1,000 episodes": slope(x, y)})
+    more: dict[str, Any] = {"MB per 1,000 episodes": slope(x, y)}
+    save("endurance_episodes", rows, **more)
     print(f"MB per 1,000 episodes: {slope(x, y):.4f}", flush=True)
 
 
