@@ -135,7 +135,8 @@ def long_run(env: str, steps: int) -> None:
         )
     x = [step for step, _ in trained]
     slopes = {f"{role}, MB per 1,000 steps": slope(x, [seen.get(role, 0.0) for _, seen in trained]) for role in roles}
-    more: dict[str, Any] = {"seconds": at[-1] - at[0], "dropped": metrics[-1]["dropped_total"], "journal, MB on disk": disk} | slopes
+    more: dict[str, Any] = {"seconds": at[-1] - at[0], "dropped": metrics[-1]["dropped_total"], "journal, MB on disk": disk}
+    more |= slopes
     save("endurance", rows, env=env, mode="asynchronous, max_staleness 1", **more)
     print("\n".join(f"{name}: {value:.3f}" for name, value in more.items()), flush=True)
 

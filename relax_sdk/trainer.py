@@ -12,6 +12,7 @@ from typing import Any
 
 from relax_sdk.config import (
     AlgorithmConfig,
+    BusName,
     EngineKind,
     EvalConfig,
     Mode,
@@ -60,6 +61,7 @@ class Trainer:
         engine: what generates: `embedded`, our own small server, or `sglang`, a real SGLang server (`docs/engines.md`).
         engine_flags: more flags for SGLang's command line, such as `["--tp", "2"]`.
         engines: how many of them.
+        bus: how groups reach the trainer: `local`, straight from the journal; `transfer_queue`, through TransferQueue on Ray.
         folder: where the run is kept; default `runs/<env>-<time>`.
         runtime: who carries the run out; `local` is this machine, `ray` a Ray cluster.
         server: URL of a rollout service that carries the run out instead; it goes on there when this program ends.
@@ -88,6 +90,7 @@ class Trainer:
         engine: EngineKind | None = None,
         engine_flags: Sequence[str] = (),
         engines: int = 1,
+        bus: BusName = "local",
         folder: str | os.PathLike[str] | None = None,
         runtime: str = "local",
         server: str | None = None,
@@ -131,6 +134,7 @@ class Trainer:
             engine=engine or defaults.get("engine", "embedded"),
             engine_flags=engine_flags,  # type: ignore[arg-type]
             engines=engines,
+            bus=bus,
             **sections,
         )
         self.agent = agent

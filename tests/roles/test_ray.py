@@ -190,6 +190,12 @@ def test_a_cluster_that_is_busy_is_not_waited_for_without_end(cluster, tmp_path,
     remove_placement_group(others)
 
 
+def test_groups_go_through_transfer_queue(cluster, tmp_path):
+    watch = Watch()
+    whole(fit(tmp_path / "run", 4, watch, bus="transfer_queue"), 4)
+    assert watch.warnings == []
+
+
 async def test_a_run_is_carried_out_once_at_a_time(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr("relax_server.roles.ray.role.NAME_SECONDS", 1.0)
     host = RayHost(tmp_path, relax.RunConfig(env=""), one_machine=True)

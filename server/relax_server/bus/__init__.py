@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from relax_sdk.config import BusName
-from relax_sdk.errors import ConfigError
 from relax_server.bus.base import Bus
 from relax_server.journal.base import Journal
 
@@ -27,10 +26,6 @@ def open_bus(name: BusName, journal: Journal, run: str, consumer: str, *, ttl: f
         from relax_server.bus.local import LocalBus
 
         return LocalBus(journal, run, consumer, ttl=ttl)
-    try:
-        from relax_server.bus.transfer_queue import TransferQueueBus
-    except ImportError as error:
-        raise ConfigError(
-            f"bus='transfer_queue' needs packages that are missing ({error}): pip install 'relax-gym[ray]'"
-        ) from error
+    from relax_server.bus.transfer_queue import TransferQueueBus
+
     return TransferQueueBus(journal, run, consumer=consumer, ttl=ttl)
