@@ -96,16 +96,21 @@ def whole(run: relax.Run, steps: int) -> None:
     assert [row["step"] for row in run.metrics] == list(range(1, steps + 1))
     counts = open_journal(RunLayout(run.folder).journal).counts(run.folder.name)
     assert (counts.acked, counts.leased) == (steps * 4, 0)
-    wait_until(lambda: not left_behind(), 20)
+    wait_until(lambda: not left_behind(run.folder), 20)
 
 
-def left_behind() -> list[str]:
-    """Processes of ours below this one, and those that wait to remove shared memory."""
-    commands = [" ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])]
-    ours = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-    return [c for c in ours if "relax_server" in c or "RoleActor" in c] + [
-        c for c in commands if "relax_server.roles.shared_memory" in c
-    ]
+def left_behind(folder: Path) -> list[str]:
+    """Processes of a run below this one, actors, and those that wait to remove shared memory."""
+    return [c for c in commands() if str(folder) in c or "RoleActor" in c or "relax_server.roles.shared_memory" in c]
+
+
+def commands() -> dict[str, int]:
+    """Command lines of all processes that are alive, and their ids."""
+    found = {}
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if process.info["status"] != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+            found[" ".join(process.info["cmdline"] or [])] = process.pid
+    return found
 
 
 def wait_until(condition: Callable[[], object], seconds: float) -> None:
@@ -118,8 +123,8 @@ def wait_until(condition: Callable[[], object], seconds: float) -> None:
 def pid_of(role: str, folder: Path) -> int:
     """The process of a role, or of the engine itself."""
     if role == "engine":
-        (engine,) = [p for p in psutil.Process().children(recursive=True) if "engines.embedded" in " ".join(p.cmdline())]
-        return engine.pid
+        (engine,) = [pid for c, pid in commands().items() if "engines.embedded" in c and str(folder) in c]
+        return engine
     return ask(role, folder, lambda self: os.getpid())
 
 
@@ -244,7 +249,7 @@ def test_a_controller_that_ends_too_often_ends_the_run(cluster, tmp_path, monkey
     monkeypatch.setattr("relax_server.roles.restarts.MAX_RESTARTS", 0)
     with pytest.raises(relax.RunError, match=r"controller ended 1 times(?s:.)*relax train --resume \S+ --runtime ray"):
         fit(tmp_path / "run", 100, Watch(stage=kill))
-    wait_until(lambda: not left_behind(), 20)
+    wait_until(lambda: not left_behind(tmp_path / "run"), 20)
 
 
 def test_a_cluster_without_room_is_refused_and_named(cluster, tmp_path):
