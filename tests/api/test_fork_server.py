@@ -102,18 +102,40 @@ async def test_a_process_is_ended_with_all_that_it_started(processes):
 
 
 async def test_one_whose_caller_gave_up_is_ended(processes, tmp_path):
-    forked = processes(f"import time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)")
-    await end(await forked.start({}))
-    (tmp_path / "pid").unlink(missing_ok=True)
-    asking = asyncio.create_task(forked.start({}))
+    program = f"import time; open({str(tmp_path)!r} + '/' + os.environ['NAME'], 'w').write(str(os.getpid())); time.sleep(600)"
+    forked = processes(program)
+    await end(await forked.start({"NAME": "before"}))
+    asking = asyncio.create_task(forked.start({"NAME": "given up"}))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    await asyncio.sleep(1.0)
-    pid = tmp_path / "pid"
-    assert not pid.exists() or not pid.read_text() or not psutil.pid_exists(int(pid.read_text()))
+    await end(await forked.start({"NAME": "after"}))  # answers come in order, so the one before was heard of
+    pid = tmp_path / "given up"
+    written = int(pid.read_text() or 0) if pid.exists() else 0
+    gone, _ = psutil.wait_procs([psutil.Process(written)] if written and psutil.pid_exists(written) else [], timeout=10)
+    assert not written or gone or not psutil.pid_exists(written)
+
+
+async def test_one_that_ends_before_anybody_looks(processes, monkeypatch):
+    forked = processes("os._exit(7)")
+    connect = asyncio.get_running_loop().connect_read_pipe
+
+    async def late(*arguments):
+        await asyncio.sleep(0.5)  # by then its end has been told
+        return await connect(*arguments)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "connect_read_pipe", late)
+    assert (await told(forked))[0] == 7
+
+
+async def test_those_that_run_go_on_when_no_more_can_be_forked(processes, monkeypatch):
+    forked = processes("import time; time.sleep(1.0); print('whole')")
+    running = await forked.start({})
+    monkeypatch.setattr(forked._forks, "start", lambda variables: asyncio.wait_for(asyncio.Event().wait(), 0.01))
+    assert await told(forked) == (0, "whole\n")
+    assert await asyncio.wait_for(running.output.read(), 60) == b"whole\n" and await running.wait() == 0
 
 
 async def test_without_the_server_they_are_started_anew(processes):

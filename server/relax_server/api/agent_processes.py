@@ -105,6 +105,7 @@ class AgentProcesses:
         self.command = list(command)
         modules = modules_of(self.command) if fork else ()
         self._forks = ForkServer(self.command[0], modules, self.command[1:]) if modules else None
+        self._forking = self._forks is not None
 
     async def start(self, variables: Mapping[str, str]) -> AgentProcess:
         """Start it with more environment variables.
@@ -112,14 +113,12 @@ class AgentProcesses:
         Raises:
             EpisodeError: it cannot be started.
         """
-        forks = self._forks
-        if forks is not None:
+        if self._forks is not None and self._forking:
             try:
-                return await forks.start(variables)
+                return await self._forks.start(variables)
             except (OSError, TimeoutError) as error:
                 logger.warning("agents are started anew from now on, not forked: %s", error or "no answer in time")
-                self._forks = None
-                await forks.close()
+                self._forking = False  # those that run go on
         try:
             process = await asyncio.create_subprocess_exec(
                 *self.command,
@@ -140,7 +139,7 @@ class AgentProcesses:
 
 
 class ForkServer:
-    """A process that has imported libraries and forks; started when it is needed, and again after it has ended.
+    """A process that has imported libraries and forks; started when it is needed.
 
     Args:
         python: the interpreter.
@@ -155,8 +154,8 @@ class ForkServer:
         self._control: socket.socket | None = None
         self._listening: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Future[int]] = {}
-        """By the number of the request."""
+        self._asked: dict[int, asyncio.Future[tuple[int, asyncio.Future[int]]]] = {}
+        """By the number of the request: gets the process id, and what will be the exit status."""
         self._running: dict[int, asyncio.Future[int]] = {}
 
     async def start(self, variables: Mapping[str, str]) -> ForkedProcess:
@@ -176,7 +175,7 @@ class ForkServer:
             try:
                 request = json.dumps({"number": number, "variables": dict(variables)})
                 socket.send_fds(self._control, [request.encode()], [theirs])
-                pid = await asyncio.wait_for(started, START_SECONDS)
+                pid, ended = await asyncio.wait_for(started, START_SECONDS)
             except BaseException:
                 os.close(ours)
                 raise
@@ -185,7 +184,7 @@ class ForkServer:
                 self._asked.pop(number, None)
             output = asyncio.StreamReader()
             await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), os.fdopen(ours, "rb", 0))
-            return ForkedProcess(pid, output, self._running[pid])
+            return ForkedProcess(pid, output, ended)
 
     async def close(self) -> None:
         """End it, and what is left of its children."""
@@ -239,10 +238,10 @@ class ForkServer:
     def _heard(self, message: dict[str, int]) -> None:
         if "started" in message:
             pid = message["started"]
-            self._running[pid] = asyncio.get_running_loop().create_future()
+            ended = self._running[pid] = asyncio.get_running_loop().create_future()
             started = self._asked.get(message["number"])
             if started is not None and not started.done():
-                started.set_result(pid)
+                started.set_result((pid, ended))
             else:  # whoever asked has gone
                 _signal(pid, signal.SIGKILL, True)
         else:
