@@ -94,7 +94,7 @@ class AgentProcesses:
     """Starts one command, again and again.
 
     A Python program, `python PROGRAM …` or `python -m MODULE …`, that imports one of `LIBRARIES` at its top is forked from a
-    process that has done so already: an agent with the `openai` client then starts in milliseconds and not in a second.
+    process that has done so already: an agent with the `openai` client is then spared a second of imports.
 
     Args:
         command: the words.
