@@ -8,6 +8,7 @@ before the last is open, then all do in the same moment, which is the hardest mo
 WebSocket, its opening, one model call by a fake engine that answers at once, one step of 1 s (`asyncio.sleep`, no thread is
 held), and the end, answered when the trajectory is durable; `--http` has requests in place of the socket. OpenEnv
 0.10.0 (`make .venv-peers`), with the same wait in `step_async`, has a WebSocket, a reset and the step, and records nothing.
+With it come sessions of ours that do the same and no more (*no model call*): opened, stepped and ended, still recorded.
 
 Client and server share the machine's cores; each measurement has a server of its own. A step's time is the client's, from
 sending to answer. Memory is the most that the server's process ever had.
@@ -38,6 +39,7 @@ from benchmarks.service import service
 LIMIT = 240.0
 """Seconds for a measurement; sessions that have not ended by then have failed."""
 WAYS = ("as they come", "held open")
+NO_CALL = "no model call"
 
 
 @dataclass
@@ -73,12 +75,13 @@ One = Callable[[aiohttp.ClientSession, Callable[[], Awaitable[None]], Seen], Awa
 """Plays one session; awaits its second argument when it is open, before it steps."""
 
 
-def ours(server: Server, kind: type[Session]) -> One:
-    """A session of the service."""
+def ours(server: Server, kind: type[Session], calls: bool) -> One:
+    """A session of the service, with a model call or without."""
 
     async def one(http: aiohttp.ClientSession, opened: Callable[[], Awaitable[None]], seen: Seen) -> None:
         session = kind(http, server.url)
-        action = await session.chat(await session.open(env="bench-waits", task_index=next(NUMBERS)))
+        observation = await session.open(env="bench-waits", task_index=next(NUMBERS))
+        action = await session.chat(observation) if calls else {"content": "x"}
         await opened()
         began = time.perf_counter()
         outcome = await session.step(action)
@@ -172,7 +175,7 @@ def main() -> None:
     if args.http:
         kinds += [("relax, HTTP", n, Session) for n in args.sessions]
     if args.python is not None:
-        kinds.append(("OpenEnv 0.10.0", args.openenv, None))
+        kinds += [(f"relax, socket, {NO_CALL}", args.openenv, SocketSession), ("OpenEnv 0.10.0", args.openenv, None)]
     seen: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
@@ -184,7 +187,7 @@ def main() -> None:
                             if kind is not None:
                                 folder = root / f"{name}-{sessions}-{way}-{repetition}"
                                 server = stack.enter_context(service(engine.url, folder))
-                                one = ours(server, kind)
+                                one = ours(server, kind, calls=NO_CALL not in name)
                             else:
                                 assert args.python is not None
                                 server = stack.enter_context(openenv(args.python, root, "wait", 1, sessions))
