@@ -1,0 +1,159 @@
+"""How long does generation stand still while an engine takes new weights, for models of 1.5M, 135M and 600M parameters?
+
+    python -m benchmarks.weights [--times 5] [--sglang .venv-sglang/bin/python] [--models …]
+
+The weights are a folder in shared memory, as the trainer of a run puts them out. While one answer is streamed, token by token,
+the engine is told to load them, several times. *Paused* is what the longest gap between two tokens around an update is longer
+than the usual one; *update* is from the command to its answer. Generation is to stand still for at most 2% of a step, so
+*a step takes at least* is 50 times the pause: shorter steps miss the bar.
+
+The 600M model is a randomly initialised Qwen3 with the byte tokenizer; its size is what counts here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from relax_server.engines.base import GenerateRequest
+from relax_server.engines.http import HttpEngine
+from relax_server.engines.kinds import connect, process_of
+from relax_server.models.catalog import SMOLLM2, resolve_model
+from relax_server.models.tokenizer import byte_tokenizer
+
+from benchmarks.report import save
+from relax_sdk.config import EngineKind, SamplingParams
+
+QWEN3_600M = "qwen3-600m"
+MODELS = {"relax/tiny-omni": "float32", SMOLLM2: "bfloat16", QWEN3_600M: "bfloat16"}
+"""And the dtype of each."""
+SHARE = 0.02
+TOKENS = 2048
+"""Of an answer, at most; it is given up once enough was seen."""
+LIMIT = 600.0
+"""Seconds for a start, a command or an answer."""
+SHARED = Path("/dev/shm")
+"""Where the trainer of a run puts weights."""
+
+
+def large(folder: Path) -> Path:
+    """A Qwen3 of about 600M parameters, built on the spot."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = byte_tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=38,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def in_shared_memory(model: Path, name: str) -> Iterator[Path]:
+    """A copy of a model's folder where updates are read from."""
+    folder = Path(tempfile.mkdtemp(prefix="relax-bench-weights-", dir=SHARED if SHARED.is_dir() else None))
+    try:
+        print(f"{name}: copying its weights to {folder} …", flush=True)
+        shutil.copytree(model, folder, dirs_exist_ok=True)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def measure(engine: HttpEngine, weights: Path, version: int) -> dict[str, float]:
+    """One update while an answer is streamed."""
+    arrived: list[float] = []
+    updated: tuple[float, float] | None = None
+
+    async def update() -> tuple[float, float]:
+        began = time.perf_counter()
+        await engine.update_weights(str(weights), version)
+        return began, time.perf_counter()
+
+    sampling = SamplingParams(max_new_tokens=TOKENS, temperature=1.0, ignore_eos=True)
+    stream = engine.stream(GenerateRequest(input_ids=list(range(40, 60)), sampling=sampling, rid=f"v{version}"), LIMIT)
+    task: asyncio.Task[tuple[float, float]] | None = None
+    async with contextlib.aclosing(stream) as parts:
+        async for _ in parts:
+            arrived.append(time.perf_counter())
+            if task is None and len(arrived) == 16:
+                task = asyncio.create_task(update())
+            if task is not None and task.done():
+                updated = task.result()
+                if len([at for at in arrived if at > updated[1]]) >= 8:
+                    break
+    if updated is None:
+        raise RuntimeError("the answer ended before the weights were loaded")
+    gaps = [(after - before, after) for before, after in itertools.pairwise(arrived)]
+    usual = statistics.median(gap for gap, at in gaps if at < updated[0])
+    paused = max(gap for gap, at in gaps if at >= updated[0]) - usual
+    return {"update, s": updated[1] - updated[0], "paused, s": max(paused, 0.0), "a token, s": usual}
+
+
+async def updates(kind: EngineKind, name: str, model: Path, weights: Path, times: int, **settings: Any) -> dict[str, float]:
+    """One engine with one model, medians."""
+    process = process_of(kind, model, weights / f"{kind}.log", dtype=MODELS[name], **settings)
+    print(f"{name}: starting {kind} …", flush=True)
+    await process.start(LIMIT)
+    engine = connect(kind, process.url, model, model)
+    try:
+        await measure(engine, weights, 1)  # the pages of the file are mapped for the first time
+        seen = []
+        for repetition in range(times):
+            seen.append(await measure(engine, weights, 2 + repetition))
+            print(f"{name}, {kind}, repetition {repetition + 1} of {times}: {seen[-1]}", flush=True)
+    finally:
+        await engine.close()
+        await process.stop()
+    return {figure: statistics.median(run[figure] for run in seen) for figure in seen[0]}
+
+
+def row(kind: EngineKind, name: str, model: Path, weights: Path, times: int, **settings: Any) -> dict[str, Any]:
+    """One row of the table."""
+    size = sum(file.stat().st_size for file in weights.glob("*.safetensors")) / 1e6
+    middle = asyncio.run(updates(kind, name, model, weights, times, **settings))
+    derived = {"MB/s": size / middle["update, s"], "a step takes at least, s": middle["paused, s"] / SHARE}
+    return {"model": name, "engine": kind, "file MB": size} | middle | derived
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--sglang", type=Path, help="python of an environment with SGLang 0.5.23: make .venv-sglang")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for name in args.models:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            model = large(folder / "model") if name == QWEN3_600M else resolve_model(name)
+            with in_shared_memory(model, name) as weights:
+                rows.append(row("embedded", name, model, weights, args.times))
+                if args.sglang is not None:
+                    more = {"python": args.sglang, "flags": ["--context-length", "8192"]}
+                    rows.append(row("sglang", name, model, weights, args.times, **more))
+        save("weights", rows, bars={"share of a step": SHARE}, times=args.times)
+
+
+if __name__ == "__main__":
+    main()
