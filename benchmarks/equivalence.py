@@ -27,6 +27,8 @@ import relax_sdk as relax
 from benchmarks.report import RESULTS, save
 
 ENVS = ("tone-v0", "colour-v0", "motion-v0")
+MORE = ("higher-lower-v0", "omni-quiz-v0")
+"""Played only when asked for."""
 MODES: dict[str, dict[str, Any]] = {
     "colocate": {"mode": "colocate"},
     "async-0": {"mode": "async", "max_staleness": 0},
@@ -81,7 +83,7 @@ def equivalent(ours: list[float], theirs: list[float]) -> dict[str, float]:
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for every environment and mode that has two runs at least."""
     rows = []
-    for env in ENVS:
+    for env in ENVS + MORE:
         held = {m: [run["held_out"] for run in runs if run["env"] == env and run["mode"] == m] for m in MODES}
         for mode, values in held.items():
             if len(values) < 2 or len(held["colocate"]) < 2:
@@ -113,7 +115,7 @@ def draw(runs: list[dict[str, Any]], file: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = NAME
     import matplotlib.pyplot as plt
 
-    envs = [env for env in ENVS if any(run["env"] == env for run in runs)]
+    envs = [env for env in ENVS + MORE if any(run["env"] == env for run in runs)]
     figure, axes = plt.subplots(len(envs), 3, figsize=(13, 3.4 * len(envs)), squeeze=False, layout="constrained")
     for line, env in zip(axes, envs, strict=True):
         for place, mode in enumerate(MODES):
@@ -141,7 +143,7 @@ def draw(runs: list[dict[str, Any]], file: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs", nargs="+", default=list(ENVS), choices=ENVS)
+    parser.add_argument("--envs", nargs="+", default=list(ENVS), choices=ENVS + MORE)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
     parser.add_argument("--again", action="store_true", help="repeat runs that are there already")

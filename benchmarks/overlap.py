@@ -1,13 +1,13 @@
 """Alternating or overlapping: the time of a step where tools take 200 ms and episodes differ in length.
 
-    python -m benchmarks.overlap [--times 5] [--steps 12]
+    python -m benchmarks.overlap [--times 5] [--steps 24]
 
 Every action waits 0.2 s before the environment answers, as with a tool that asks another machine; that costs no processor time
 here. `higher-lower-v0` and `omni-quiz-v0` have episodes of equal length; `long-tail` is text, with a geometric number of turns
 (two on average, twelve at most) and answers of up to 24 tokens. With `mode="colocate"` a batch is generated, to the end of its
 longest episode, and then trained on; with `mode="async"` and a staleness of 1 the next batch is played meanwhile.
 *Efficiency* is the longer of the two halves, as colocate has them, over the asynchronous step: above 1 where two batches in
-flight fill each other's waits. The modes alternate; figures are medians over the repetitions.
+flight fill each other's waits. The modes alternate; figures are medians over the repetitions, the range is of colocate / async.
 
 Two batches are in flight with a staleness of 1, each until its weights are out, so a step takes at least half of what playing
 and training one batch take, and the ratio is at most 2 where all episodes have as many turns. What is missing to 2 is what the
@@ -100,13 +100,15 @@ def one(case: str, steps: int, seed: int) -> dict[str, float | None]:
         "of it wait": both["wait"] / both["step"],
         "efficiency": max(turns["wait"], learn) / both["step"],
         "colocate / async": turns["step"] / both["step"],
+        "samples/s, colocate": turns["n"] / turns["step"],
+        "samples/s, async": both["n"] / both["step"],
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--times", type=int, default=5)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -116,7 +118,8 @@ def main() -> None:
             seen.append(one(case, args.steps, seed))
             print(f"{case}, repetition {seed + 1} of {args.times}: {seen[-1]}", flush=True)
         row = {"case": case, "times": args.times} | {key: middle([s[key] for s in seen]) for key in seen[0]}
-        rows.append(row | {"aim": AIMS[CASES[case][0]]})
+        spread = [f"{pick(s['colocate / async'] for s in seen):.2f}" for pick in (min, max)]
+        rows.append(row | {"range": " … ".join(spread), "aim": AIMS[CASES[case][0]]})
         save("overlap", rows, key="case", bars={"colocate / async": AIMS})
 
 

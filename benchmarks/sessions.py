@@ -8,7 +8,7 @@ before the last is open, then all do in the same moment, which is the hardest mo
 WebSocket, its opening, one model call by a fake engine that answers at once, one step of 1 s (`asyncio.sleep`, no thread is
 held), and the end, answered when the trajectory is durable; `--http` has requests in place of the socket. OpenEnv
 0.10.0 (`make .venv-peers`), with the same wait in `step_async`, has a WebSocket, a reset and the step, and records nothing.
-With it come sessions of ours that do the same and no more (*no model call*): opened, stepped and ended, still recorded.
+*With a model call* its client makes one too, straight to the fake engine, which OpenEnv leaves to the client.
 
 Client and server share the machine's cores; each measurement has a server of its own. A step's time is the client's, from
 sending to answer. Memory is the most that the server's process ever had.
@@ -31,7 +31,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.agents import Session, SocketSession, client
-from benchmarks.gyms import NUMBERS, openenv, openenv_ask
+from benchmarks.gyms import NUMBERS, completion, openenv, openenv_ask
 from benchmarks.processes import Server, module, said, started
 from benchmarks.report import save
 from benchmarks.service import service
@@ -39,7 +39,7 @@ from benchmarks.service import service
 LIMIT = 240.0
 """Seconds for a measurement; sessions that have not ended by then have failed."""
 WAYS = ("as they come", "held open")
-NO_CALL = "no model call"
+CALL = "with a model call"
 
 
 @dataclass
@@ -75,13 +75,12 @@ One = Callable[[aiohttp.ClientSession, Callable[[], Awaitable[None]], Seen], Awa
 """Plays one session; awaits its second argument when it is open, before it steps."""
 
 
-def ours(server: Server, kind: type[Session], calls: bool) -> One:
-    """A session of the service, with a model call or without."""
+def ours(server: Server, kind: type[Session]) -> One:
+    """A session of the service."""
 
     async def one(http: aiohttp.ClientSession, opened: Callable[[], Awaitable[None]], seen: Seen) -> None:
         session = kind(http, server.url)
-        observation = await session.open(env="bench-waits", task_index=next(NUMBERS))
-        action = await session.chat(observation) if calls else {"content": "x"}
+        action = await session.chat(await session.open(env="bench-waits", task_index=next(NUMBERS)))
         await opened()
         began = time.perf_counter()
         outcome = await session.step(action)
@@ -93,15 +92,18 @@ def ours(server: Server, kind: type[Session], calls: bool) -> One:
     return one
 
 
-def theirs(server: Server) -> One:
-    """A session of OpenEnv."""
+def theirs(server: Server, engine: str | None) -> One:
+    """A session of OpenEnv, with a model call by the client if there is an engine."""
 
     async def one(http: aiohttp.ClientSession, opened: Callable[[], Awaitable[None]], seen: Seen) -> None:
         async with http.ws_connect(f"{server.url}/ws", max_msg_size=0) as socket:
-            await openenv_ask(socket, "reset")
+            content, shown = "x", await openenv_ask(socket, "reset")
+            if engine is not None:
+                question = {"role": "user", "content": shown["observation"]["text"]}
+                content = await completion(http, f"{engine}/v1", [question])
             await opened()
             began = time.perf_counter()
-            shown = await openenv_ask(socket, "step", content="x")
+            shown = await openenv_ask(socket, "step", content=content)
             seen.steps.append(time.perf_counter() - began)
             if not shown["done"]:
                 raise RuntimeError("the episode has not ended")
@@ -175,7 +177,7 @@ def main() -> None:
     if args.http:
         kinds += [("relax, HTTP", n, Session) for n in args.sessions]
     if args.python is not None:
-        kinds += [(f"relax, socket, {NO_CALL}", args.openenv, SocketSession), ("OpenEnv 0.10.0", args.openenv, None)]
+        kinds += [(name, args.openenv, None) for name in ("OpenEnv 0.10.0", f"OpenEnv 0.10.0, {CALL}")]
     seen: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
@@ -187,11 +189,11 @@ def main() -> None:
                             if kind is not None:
                                 folder = root / f"{name}-{sessions}-{way}-{repetition}"
                                 server = stack.enter_context(service(engine.url, folder))
-                                one = ours(server, kind, calls=NO_CALL not in name)
+                                one = ours(server, kind)
                             else:
                                 assert args.python is not None
                                 server = stack.enter_context(openenv(args.python, root, "wait", 1, sessions))
-                                one = theirs(server)
+                                one = theirs(server, engine.url if CALL in name else None)
                             found = asyncio.run(measure(one, server, sessions, way))
                         seen.setdefault((way, name, sessions), []).append(found)
                         print(f"repetition {repetition + 1}, {name}, {sessions}, {way}: {found}", flush=True)
