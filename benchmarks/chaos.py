@@ -1,6 +1,10 @@
 """SIGKILL of every process of a run at random moments: how long until it trains again, and is anything lost or trained twice?
 
-python -m benchmarks.chaos [--times 20] [--roles engine policy rollout controller] [--env tone-v0]
+    python -m benchmarks.chaos [--times 20] [--roles engine policy rollout controller] [--env tone-v0]
+    python -m benchmarks.chaos --runtime ray --bus transfer_queue [--roles engine … storage]
+
+With `--runtime ray` the controller is an actor, which the program starts again; the *program* is what the user started, and is
+resumed by hand, as the controller is where there is no Ray. *Queue* and *storage* are TransferQueue's own actors.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,87 +33,120 @@ from relax_server.roles.restarts import MAX_RESTARTS
 from benchmarks.report import save
 
 ROLES = {"engine": "engines.embedded", "policy": "roles.child policy", "rollout": "roles.child rollout"}
+"""What is in the command line of each on this machine's runtime."""
+ACTORS = {"queue": "ray::Controller", "storage": "ray::SimpleStorageUnit"}
+"""TransferQueue's, by the names that Ray gives their processes."""
+ON_RAY = ("engine", "policy", "rollout", "controller", "program")
+BY_HAND = {"local": "controller", "ray": "program"}
+"""What nothing starts again: the process that the user has started."""
 KILLS_A_RUN = MAX_RESTARTS - 1
 GROUPS, LIMIT = 8, 180.0
 """Groups a step; seconds to wait for anything."""
 
 
-def steps_done(folder: Path) -> int:
-    """The last step that the metrics of a run know of."""
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run, as far as they are written."""
     file = folder / "metrics.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
-    return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def steps_done(folder: Path) -> int:
+    """The last step that the metrics of a run know of."""
+    return max((row["step"] for row in rows(folder)), default=0)
 
 
 class Run:
     """`relax train` in a process of its own, watched through its folder."""
 
-    def __init__(self, env: str, folder: Path, steps: int, seed: int) -> None:
-        self.folder, self.steps = folder, steps
-        settings = (f"rollout.groups_per_step={GROUPS}", "rollout.group_size=8", "training.checkpoint_every=5", "eval.every=0")
-        sets = [part for setting in settings for part in ("--set", setting)]
-        self.first = ["train", env, "--folder", str(folder), "--steps", str(steps), "--seed", str(seed), *sets]
-        self.process = self.start(self.first)
+    def __init__(self, env: str, folder: Path, steps: int, seed: int, runtime: str, bus: str) -> None:
+        self.folder, self.steps, self.runtime = folder, steps, runtime
+        settings = [f"rollout.groups_per_step={GROUPS}", "rollout.group_size=8", "training.checkpoint_every=5", "eval.every=0"]
+        sets = [part for setting in [*settings, f"bus={bus}"] for part in ("--set", setting)]
+        self.more = ["--runtime", runtime]
+        first = ["train", env, "--folder", str(folder), "--steps", str(steps), "--seed", str(seed), *sets, *self.more]
+        self.process = self.start(first)
+
+    @property
+    def log(self) -> Path:
+        return self.folder.parent / f"{self.folder.name}.log"
 
     def start(self, arguments: list[str]) -> subprocess.Popen[bytes]:
-        log = (self.folder.parent / f"{self.folder.name}.log").open("ab")
-
         def heed_interrupt() -> None:  # background jobs of a shell begin with it ignored
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
         command = [sys.executable, "-m", "relax_sdk.cli", *arguments]
-        return subprocess.Popen(command, stderr=log, stdout=log, preexec_fn=heed_interrupt)
+        with self.log.open("ab") as log:
+            return subprocess.Popen(command, stderr=log, stdout=log, preexec_fn=heed_interrupt)
 
     def wait_for_step(self, step: int) -> None:
-        """Wait until so many steps are done.
+        """Wait until so many steps are done; see `wait_for_rows`."""
+        self.wait_for_rows(step, lambda row: True)
+
+    def wait_for_rows(self, n: int, counts: Callable[[dict[str, Any]], bool]) -> None:
+        """Wait until the metrics have so many rows that count.
 
         Raises:
             RuntimeError: the run has ended.
             TimeoutError: it takes too long.
         """
         end = time.monotonic() + LIMIT
-        while steps_done(self.folder) < step:
+        while sum(map(counts, rows(self.folder))) < n:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the run has ended: {(self.folder.parent / f'{self.folder.name}.log').read_text()[-2000:]}")
+                raise RuntimeError(f"the run has ended: {self.log.read_text()[-2000:]}")
             if time.monotonic() > end:
-                raise TimeoutError(f"{self.folder}: no step {step} within {LIMIT:.0f} s; see its logs")
+                raise TimeoutError(f"{self.folder}: not {n} steps within {LIMIT:.0f} s; see its logs")
             time.sleep(0.05)
 
     def process_of(self, role: str, other_than: int = 0) -> psutil.Process:
         """The process of a role, waiting for one that is just being started."""
         end = time.monotonic() + LIMIT
         while time.monotonic() < end and self.process.poll() is None:
-            for child in psutil.Process(self.process.pid).children():
-                with contextlib.suppress(psutil.Error):  # one that has ended has no command line
-                    if child.pid != other_than and ROLES[role] in " ".join(child.cmdline()):
-                        return child
+            for process in self.candidates(role):
+                if process.pid != other_than:
+                    return process
             time.sleep(0.01)
         raise TimeoutError(f"{self.folder}: no process of the {role} within {LIMIT:.0f} s; see its logs")
 
+    def candidates(self, role: str) -> Iterator[psutil.Process]:
+        """Processes that are this role's."""
+        everywhere = self.runtime == "ray"
+        for process in psutil.process_iter() if everywhere else psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.Error, OSError):  # one that has ended has no command line
+                command = " ".join(process.cmdline())
+                if role in ACTORS:
+                    mine = command.startswith(ACTORS[role])
+                elif not everywhere:
+                    mine = ROLES[role] in command
+                elif role == "engine":
+                    mine = ROLES[role] in command and str(self.folder) in command
+                else:  # an actor's output goes to the log of its role
+                    mine = os.readlink(f"/proc/{process.pid}/fd/1") == str(self.folder / "logs" / f"{role}.log")
+                if mine:
+                    yield process
+
     def kill(self, role: str) -> float:
-        """Kill one process; returns the seconds until there is another one and two more steps are done."""
-        before = steps_done(self.folder)
-        if role == "controller":
+        """Kill one process; returns the seconds until there is another one and it trains again."""
+        if role == BY_HAND[self.runtime]:
             self.process.kill()
             self.process.wait()
-            killed = time.monotonic()
-            self.process = self.start(["train", "--resume", str(self.folder)])
-            checkpoint = int(RunLayout(self.folder).checkpoints()[-1].name.removeprefix("step_"))
-            end = killed + LIMIT
-            while not (checkpoint < steps_done(self.folder) != before) and time.monotonic() < end:
-                time.sleep(0.05)
+            killed, at = time.monotonic(), time.time()
+            self.process = self.start(["train", "--resume", str(self.folder), *self.more])
+            self.wait_for_rows(1, lambda row: row["time"] > at)
         else:
             victim = self.process_of(role)
             os.kill(victim.pid, signal.SIGKILL)
-            killed = time.monotonic()
+            killed, at = time.monotonic(), time.time()
             self.process_of(role, victim.pid)
-            self.wait_for_step(before + 2)  # the one under way may still come from before
+            self.wait_for_rows(2, lambda row: row["time"] > at)  # the step under way may still come from before
         return time.monotonic() - killed
 
 
-def one_run(env: str, role: str, folder: Path, kills: int, rng: random.Random) -> tuple[list[float], dict[str, int]]:
+def one_run(
+    env: str, role: str, folder: Path, kills: int, rng: random.Random, runtime: str, bus: str
+) -> tuple[list[float], dict[str, int]]:
     """Seconds to recover from each kill, and what the journal says at the end."""
-    run = Run(env, folder, steps=1_000_000, seed=rng.randrange(1000))
+    run = Run(env, folder, 1_000_000, rng.randrange(1000), runtime, bus)
     seconds: list[float] = []
     try:
         run.wait_for_step(7)  # a checkpoint is there
@@ -116,7 +154,8 @@ def one_run(env: str, role: str, folder: Path, kills: int, rng: random.Random) -
             time.sleep(rng.uniform(0.0, 4.0))
             seconds.append(run.kill(role))
             print(f"{role}: killed, trains again after {seconds[-1]:.1f} s", flush=True)
-        run.wait_for_step(steps_done(folder) + 6)
+        now = time.time()
+        run.wait_for_rows(6, lambda row: row["time"] > now)
         run.process.send_signal(signal.SIGINT)
         run.process.wait(LIMIT)
     finally:
@@ -135,23 +174,27 @@ def examine(folder: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--roles", nargs="+", default=[*ROLES, "controller"])
+    parser.add_argument("--roles", nargs="+", choices=[*ON_RAY, *ACTORS])
     parser.add_argument("--env", default="tone-v0")
+    parser.add_argument("--runtime", choices=list(BY_HAND), default="local")
+    parser.add_argument("--bus", choices=["local", "transfer_queue"], default="local")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    rng, rows = random.Random(args.seed), list[dict[str, Any]]()
-    for role in args.roles:
+    roles = list(ON_RAY) if args.runtime == "ray" else [*ROLES, "controller"]
+    roles += list(ACTORS) if args.bus == "transfer_queue" else []
+    rng, table = random.Random(args.seed), list[dict[str, Any]]()
+    for role in args.roles or roles:
         seconds: list[float] = []
         found: Counter[str] = Counter()
         while len(seconds) < args.times:
             with tempfile.TemporaryDirectory() as temporary:
                 kills = min(KILLS_A_RUN, args.times - len(seconds))
-                own, end = one_run(args.env, role, Path(temporary) / "run", kills, rng)
+                own, end = one_run(args.env, role, Path(temporary) / "run", kills, rng, args.runtime, args.bus)
             seconds += own
             found.update(end)
-        rows.append(
+        table.append(
             {
                 "killed": role,
                 "times": len(seconds),
@@ -162,7 +205,8 @@ def main() -> None:
                 "left leased": found["leased"],
             }
         )
-        save("chaos", rows, key="killed", bars={"seconds": 15, "different groups acked": "as many as taken"})
+        name = "chaos" if (args.runtime, args.bus) == ("local", "local") else f"chaos_{args.runtime}_{args.bus}"
+        save(name, table, key="killed", bars={"seconds": 15, "different groups acked": "as many as taken"})
 
 
 if __name__ == "__main__":
