@@ -143,8 +143,9 @@ class RunControl:
             answer = response.json()
         except (httpx.HTTPError, ValueError) as error:
             raise RunError(
-                f"the run in {self.folder} does not answer at {control['url']} ({error or type(error).__name__}); it was process "
-                f"{control['pid']} on {control['host']}. If that is gone, the run has died: relax train --resume {self.folder}"
+                f"the run in {self.folder} does not answer at {control['url']} ({error or type(error).__name__}); it was "
+                f"process {control['pid']} on {control['host']}. If that is gone, the run has died: "
+                f"relax train --resume {self.folder}"
             ) from error
         if response.is_success:
             return answer

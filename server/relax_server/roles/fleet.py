@@ -13,7 +13,7 @@ from typing import Any, get_args
 from relax_sdk.config import EngineKind
 from relax_sdk.errors import ConfigError, EngineError, EngineFaulty, EngineUnavailable, RelaxError
 from relax_sdk.runtime import Job
-from relax_server.roles.addresses import check_address
+from relax_server.engines.addresses import check_address
 from relax_server.roles.host import Host
 from relax_server.roles.restarts import Restarts
 from relax_server.roles.slot import EngineSlot, SlotState, make_process, start

@@ -1,4 +1,4 @@
-"""Which addresses a run may be told to use engines at."""
+"""Which addresses a run or a service may be told to use engines at."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relax_sdk.errors import ConfigError
 
 
 def check_address(url: str, hosts: Sequence[str] = ()) -> str:
-    """The URL of an engine as a run keeps it.
+    """The URL of an engine as it is kept.
 
     Args:
         url: such as `http://127.0.0.1:30000`.
@@ -32,9 +32,7 @@ def check_address(url: str, hosts: Sequence[str] = ()) -> str:
         raise ConfigError(f"url = {url!r}; allowed: http://HOST:PORT, with nothing behind it")
     if not _is_loopback(host) and host not in hosts:
         allowed = ", ".join(hosts) or "none"
-        raise ConfigError(
-            f"url = {url!r}: {host} is not this machine; other hosts that this run may use (engine_hosts): {allowed}"
-        )
+        raise ConfigError(f"url = {url!r}: {host} is not this machine; other hosts that may be used here: {allowed}")
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
