@@ -34,7 +34,8 @@ def list_(folder: Folder) -> None:
     for engine in engines:
         shown = engine | {"kind": engine["kind"] + (" (elsewhere)" if engine["external"] else "")}
         shown["reason"] = engine["reason"].partition("\n")[0]
-        table.add_row(*(Text(str(shown[name]), STYLES.get(str(shown[name]), "")) for name in COLUMNS))
+        words = ("" if shown[name] is None else str(shown[name]) for name in COLUMNS)
+        table.add_row(*(Text(word, STYLES.get(word, "")) for word in words))
     Console().print(table)
 
 

@@ -115,8 +115,8 @@ class Autoscaler:
         count = sum(info.state == "current" for info in infos)
         if count != self._count:  # also where somebody else, or a loss, changed it
             self._count, self._changed_at = count, self._clock()
-        if any(info.state in ("starting", "draining") for info in infos):
-            return
+        if any(info.state in ("starting", "draining") or (info.state == "lost" and not info.external) for info in infos):
+            return  # something is under way, or one could not be had, and no more are asked for
         wanted = wanted_engines(self.rule, self._looks, count, self.batch, self._changed_at)
         if wanted == count:
             return

@@ -123,7 +123,7 @@ class RunControlServer:
     def _row(self, info: EngineInfo) -> dict[str, Any]:
         """One engine: what the run and what the rollout's pool know of it."""
         known = next((row for row in self._stats() if row["url"] == info.url), {})
-        row = asdict(info) | {"version": self.fleet.version}
+        row = asdict(info) | {"version": self.fleet.version if info.state == "current" else None}
         row |= {name: known.get(name, 0) for name in ("running", "answered", "failed")}
         if info.state == "current" and known and not known["up"]:
             row |= {"state": "out", "reason": known["error"] or ""}

@@ -319,7 +319,10 @@ class EngineFleet:
         """Colocate: the engines give their memory back until the next `load`."""
         self._released = True
         for slot in self._in("current"):
-            await self._release(slot)
+            try:
+                await self._release(slot)
+            except EngineError as error:
+                self._lost(slot, f"did not give its memory back: {error}")
 
     async def _release(self, slot: EngineSlot) -> None:
         await slot.client.pause("abort")  # all that can be in flight is a call that nobody waits for any more

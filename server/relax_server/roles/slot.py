@@ -70,8 +70,10 @@ class EngineSlot:
         assert self._client is not None
         return self._client
 
-    def connect(self, media: Path, model_path: Path) -> None:
+    async def connect(self, media: Path, model_path: Path) -> None:
         """Make the client, once it has an address."""
+        if self._client is not None:
+            await self._client.close()
         self._client = connect(self.kind, self.url, media, model_path, inline_media=self.external)
 
     def alive(self) -> bool:
@@ -118,7 +120,7 @@ async def start(slot: EngineSlot, job: Job, model_path: Path) -> None:
     """
     if slot.process is not None:
         await slot.process.start(START_SECONDS[slot.kind])
-    slot.connect(RunLayout(job.folder).media, model_path)
+    await slot.connect(RunLayout(job.folder).media, model_path)
 
 
 def make_process(
