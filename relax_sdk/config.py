@@ -254,6 +254,33 @@ class WarmupConfig:
 
 
 @dataclass(frozen=True)
+class AutoscaleConfig:
+    """Engines added where the trainer waits for groups, and removed where groups wait for the trainer. Off by default."""
+
+    max_engines: int = 0
+    """0: off."""
+    min_engines: int = 1
+    wait_above: float = 0.3
+    """One more where the trainer has waited for this share of the window, and less than a batch was ready."""
+    wait_below: float = 0.05
+    """One less where it has waited for at most this share, and a batch or more was ready."""
+    window: float = 30.0
+    """Seconds that are looked at."""
+    cooldown: float = 60.0
+    """Seconds after a change before the next one."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _require(self.min_engines >= 1, self, "min_engines", "1 or more")
+        off_or_more = self.max_engines == 0 or self.max_engines >= self.min_engines
+        _require(off_or_more, self, "max_engines", f"0 (off), or min_engines ({self.min_engines}) and more")
+        _require(0 < self.wait_above <= 1, self, "wait_above", "above 0, at most 1")
+        _require(0 <= self.wait_below < self.wait_above, self, "wait_below", f"0 to less than wait_above ({self.wait_above})")
+        _require(self.window > 0, self, "window", "above 0 seconds")
+        _require(self.cooldown >= self.window, self, "cooldown", f"window ({self.window}) or more seconds")
+
+
+@dataclass(frozen=True)
 class RayConfig:
     """Where `runtime="ray"` finds its cluster."""
 
@@ -291,6 +318,8 @@ class RunConfig:
     engine_flags: tuple[str, ...] = ()
     """More flags for SGLang's command line, such as `("--tp", "2")`."""
     engines: int = 1
+    engine_hosts: tuple[str, ...] = ()
+    """Hosts besides this machine from which engines may be added to the run by their URL."""
     bus: BusName = "local"
     """How groups reach the trainer: straight from the journal, or through TransferQueue on Ray."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -300,6 +329,7 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    autoscale: AutoscaleConfig = field(default_factory=AutoscaleConfig)
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
@@ -307,6 +337,11 @@ class RunConfig:
         _require(self.steps >= 1, self, "steps", "1 or more")
         _require(self.max_staleness >= 0, self, "max_staleness", "0 or more")
         _require(self.engines >= 1, self, "engines", "1 or more")
+        scale = self.autoscale
+        if scale.max_engines and not scale.min_engines <= self.engines <= scale.max_engines:
+            raise ConfigError(f"engines = {self.engines}; autoscale allows {scale.min_engines} to {scale.max_engines}")
+        if scale.max_engines and self.mode == "colocate":
+            raise ConfigError("autoscale.max_engines needs mode='async'; in mode='colocate' the trainer always waits")
         if self.engine_flags and self.engine != "sglang":
             raise ConfigError(f"engine_flags {list(self.engine_flags)} are SGLang's; they need engine='sglang'")
         if self.mode == "colocate" and self.max_staleness != 0:

@@ -10,6 +10,7 @@ RelaxError
 │   └── EpisodeTimeout       a stage of the episode passed its time limit
 ├── TokenError               tokens, placeholders and media do not fit together
 ├── EngineError              an inference engine refused, failed or answered wrongly
+│   ├── EngineFaulty         it failed inside, or its answer cannot be right
 │   ├── EngineUnavailable    it cannot be reached, or did not answer in time
 │   └── EngineAborted        the request was aborted before it finished
 ├── JournalError             the journal cannot be read or written, or a lease is not held
@@ -32,6 +33,7 @@ __all__ = [
     "ConfigError",
     "EngineAborted",
     "EngineError",
+    "EngineFaulty",
     "EngineUnavailable",
     "EnvError",
     "EpisodeError",
@@ -97,6 +99,10 @@ class TokenError(RelaxError, ValueError):
 
 class EngineError(RelaxError):
     """An inference engine refused a request, failed, or answered something that cannot be right."""
+
+
+class EngineFaulty(EngineError):
+    """The engine failed inside, or answered something that cannot be right; another engine may do better."""
 
 
 class EngineUnavailable(EngineError):

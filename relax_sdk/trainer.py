@@ -12,6 +12,7 @@ from typing import Any
 
 from relax_sdk.config import (
     AlgorithmConfig,
+    AutoscaleConfig,
     BusName,
     EngineKind,
     EvalConfig,
@@ -40,6 +41,7 @@ SECTIONS: dict[str, type[Any]] = {
     "training": TrainingConfig,
     "eval": EvalConfig,
     "warmup": WarmupConfig,
+    "autoscale": AutoscaleConfig,
     "ray": RayConfig,
 }
 
@@ -61,6 +63,7 @@ class Trainer:
         engine: what generates: `embedded`, our own small server, or `sglang`, a real SGLang server (`docs/engines.md`).
         engine_flags: more flags for SGLang's command line, such as `["--tp", "2"]`.
         engines: how many of them.
+        engine_hosts: hosts besides this machine from which engines may be added to the run by their URL.
         bus: how groups reach the trainer: `local`, straight from the journal; `transfer_queue`, through TransferQueue on Ray.
         folder: where the run is kept; default `runs/<env>-<time>`.
         runtime: who carries the run out; `local` is this machine, `ray` a Ray cluster.
@@ -69,8 +72,8 @@ class Trainer:
         provide: how the environment gets to the service. `host`: it stays in this process, and the service steps it, so the
             run waits while this program is away. `upload`: its code is sent. `installed`: the service has it. Default:
             `installed` for those that ship with Relax Gym, else `host`.
-        sampling, rollout, optimizer, training, eval, warmup, ray: a configuration object, or a dictionary of the fields to
-            change; what is left out comes from the environment's own defaults.
+        sampling, rollout, optimizer, training, eval, warmup, autoscale, ray: a configuration object, or a dictionary of the
+            fields to change; what is left out comes from the environment's own defaults.
 
     Raises:
         ConfigError: a value outside its range, or settings that contradict each other.
@@ -90,6 +93,7 @@ class Trainer:
         engine: EngineKind | None = None,
         engine_flags: Sequence[str] = (),
         engines: int = 1,
+        engine_hosts: Sequence[str] = (),
         bus: BusName = "local",
         folder: str | os.PathLike[str] | None = None,
         runtime: str = "local",
@@ -102,6 +106,7 @@ class Trainer:
         training: TrainingConfig | Mapping[str, Any] | None = None,
         eval: EvalConfig | Mapping[str, Any] | None = None,
         warmup: WarmupConfig | Mapping[str, Any] | None = None,
+        autoscale: AutoscaleConfig | Mapping[str, Any] | None = None,
         ray: RayConfig | Mapping[str, Any] | None = None,
     ) -> None:
         self.spec = get_spec(env)
@@ -115,6 +120,7 @@ class Trainer:
             training=training,
             eval=eval,
             warmup=warmup,
+            autoscale=autoscale,
             ray=ray,
         )
         defaults = dict(self.spec.defaults)
@@ -134,6 +140,7 @@ class Trainer:
             engine=engine or defaults.get("engine", "embedded"),
             engine_flags=engine_flags,  # type: ignore[arg-type]
             engines=engines,
+            engine_hosts=engine_hosts,  # type: ignore[arg-type]
             bus=bus,
             **sections,
         )

@@ -255,7 +255,7 @@ def test_an_engine_lost_too_often_ends_the_run(tmp_path, monkeypatch):
                 process.send_signal(signal.SIGKILL)
 
     monkeypatch.setattr("relax_server.roles.restarts.MAX_RESTARTS", 0)
-    with pytest.raises(relax.RunError, match=r"the engine ended 1 times(?s:.)*relax train --resume"):
+    with pytest.raises(relax.RunError, match=r"the engine e1 ended 1 times(?s:.)*relax train --resume"):
         fit_watched(trainer(tmp_path / "run"), 1000, kill)
     assert not left_behind()
 

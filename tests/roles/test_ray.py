@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import relax_sdk as relax
 from relax_sdk.cli import app
+from relax_sdk.control import RunControl
 from relax_sdk.runtime import Job
 
 ray = pytest.importorskip("ray", reason="the ray runtime is optional: pip install 'relax-gym[server,ray]'")
@@ -27,6 +28,7 @@ ray = pytest.importorskip("ray", reason="the ray runtime is optional: pip instal
 from ray.cluster_utils import Cluster  # noqa: E402
 from ray.util.placement_group import placement_group, remove_placement_group  # noqa: E402
 from relax_server.journal import open_journal  # noqa: E402
+from relax_server.roles.channel import pack  # noqa: E402
 from relax_server.roles.layout import RunLayout  # noqa: E402
 from relax_server.roles.messages import Stop  # noqa: E402
 from relax_server.roles.ray.host import RayHost, namespace  # noqa: E402
@@ -239,6 +241,29 @@ def test_each_role_that_is_killed_is_started_again_alone(cluster, tmp_path):
     for words in ("the policy process ended", "the rollout process ended", "the engine at", "the controller ended"):
         assert sum(words in warning for warning in watch.warnings) == 1, watch.warnings
     whole(run, 10)
+
+
+def test_an_engine_is_added_beyond_those_that_room_was_kept_for(cluster, tmp_path):
+    folder, seen = tmp_path / "run", []
+
+    def add(step: int) -> None:  # in the program, while the run goes on elsewhere
+        if seen:
+            return
+        with RunControl(folder) as control:
+            control.add("second")
+            seen.append(control.wait("second", lambda state: state != "starting", 150, time.sleep))
+            wait_until(lambda: next(row for row in control.list() if row["id"] == "second")["answered"], 60)
+            control.remove("second", 10)
+            seen.append(control.wait("second", lambda state: state != "draining", 60, time.sleep))
+        ray.get_actor("controller", namespace(folder)).put.remote(pack(Stop()))
+
+    watch = Watch(add)
+    with pytest.raises(relax.RunError, match="stopped at step"):
+        fit(folder, 100_000, watch, warmup={"steps": 0}, eval={"every": 0})
+    assert [row["state"] for row in seen] == ["current", "gone"], seen
+    counts = open_journal(RunLayout(folder).journal).counts("run")
+    assert counts.leased == 0 and counts.acked % 4 == 0
+    wait_until(lambda: not left_behind(folder), 20)
 
 
 def test_a_controller_that_ends_too_often_ends_the_run(cluster, tmp_path, monkeypatch):

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 from relax_server.engines.base import GenerateRequest
-from relax_server.rollout.pool import EnginePool
+from relax_server.rollout.pool import MAX_FAULTS, EnginePool
 from rollout_bench import until
 from scripted_engine import ScriptedEngine
 
-from relax_sdk import EngineError, EpisodeTimeout, SamplingParams
+from relax_sdk import EngineError, EngineFaulty, EpisodeTimeout, SamplingParams
 
 
 @pytest.fixture
@@ -157,3 +157,106 @@ async def test_removing_and_adding_are_idempotent(pool, processor, engines):
     assert len(pool.engines) == 3
     assert [m["answered"] for m in pool.stats() if m["url"] == url] == [1]
     assert await ask(pool, processor, "key") == url
+
+
+def fails(request):
+    raise EngineFaulty("cannot be right")
+
+
+def state(pool, engine):
+    return next(row for row in pool.stats() if row["url"] == engine.url)
+
+
+async def test_an_engine_that_answers_wrongly_is_left_out_and_tried_again_later(pool, processor, engines):
+    for engine in engines[1:]:
+        await pool.remove(engine.url)
+    wrong = ScriptedEngine(processor, fails, "scripted://wrong")
+    pool.add(wrong)
+    pool._members[wrong.url].pause = 0.05
+    for i in range(4 * MAX_FAULTS):  # keys are dealt out evenly, so it is asked until it is out
+        assert await ask(pool, processor, f"key {i}") == engines[0].url
+    assert state(pool, wrong)["failed"] == MAX_FAULTS and state(pool, wrong)["error"] == "cannot be right"
+    assert not state(pool, wrong)["up"]
+    wrong.script = lambda request: "A"
+    await until(lambda: state(pool, wrong)["up"])
+    assert wrong.url in {await ask(pool, processor, f"later {i}") for i in range(40)}
+
+
+async def test_a_wrong_answer_is_asked_for_once_more_elsewhere(pool, processor, engines):
+    for engine in engines:
+        engine.script = fails
+    with pytest.raises(EngineFaulty, match="cannot be right"):
+        await ask(pool, processor, "key")
+    assert sorted(len(engine.requests) for engine in engines) == [0, 1, 1]
+
+
+async def test_the_last_engine_stays_whatever_it_answers(pool, processor, engines):
+    for engine in engines[1:]:
+        await pool.remove(engine.url)
+    engines[0].script = fails
+    for i in range(2 * MAX_FAULTS):
+        with pytest.raises(EngineFaulty):
+            await ask(pool, processor, f"key {i}")
+    assert state(pool, engines[0])["up"] and state(pool, engines[0])["failed"] == 2 * MAX_FAULTS
+    engines[0].script = lambda request: "A"
+    assert await ask(pool, processor, "key") == engines[0].url
+
+
+async def test_one_answer_for_many_callers_counts_once(pool, processor, engines):
+    fault = EngineFaulty("shared")
+
+    def shared(request):
+        raise fault
+
+    engines[0].script = shared
+    for i in range(10):
+        assert await ask(pool, processor, f"key {i}") != engines[0].url
+    assert state(pool, engines[0])["failed"] == 1 and state(pool, engines[0])["up"]
+
+
+async def test_an_engine_that_hangs_is_left_out(pool, processor, engines):
+    await pool.remove(engines[2].url)
+    engines[0].hold.clear()
+    late = 0
+    for i in range(4 * MAX_FAULTS):
+        try:
+            await ask(pool, processor, f"key {i}", timeout=0.05, rid=f"r{i}")
+        except EpisodeTimeout:
+            late += 1
+    assert late == MAX_FAULTS and not state(pool, engines[0])["up"]
+    assert "did not answer within 0.05 s" in state(pool, engines[0])["error"]
+
+
+@pytest.mark.parametrize(("version", "right"), [(2, False), (3, True), (4, True), (400, False)])
+async def test_answers_from_other_weights_are_not_taken(pool, processor, engines, version, right):
+    pool.version = 3
+    for engine in engines:
+        engine.version = 3
+    engines[0].version = version
+    used = {await ask(pool, processor, f"key {i}") for i in range(6)}
+    assert (engines[0].url in used) == right
+    assert (state(pool, engines[0])["error"] is None) == right
+
+
+async def test_going_back_to_a_checkpoint_makes_no_engine_look_wrong(pool, processor, engines):
+    pool.version = 9
+    for engine in engines:
+        engine.version = 9
+        engine.hold.clear()
+    asking = [asyncio.create_task(ask(pool, processor, f"key {i}", rid=f"r{i}")) for i in range(6)]
+    await until(lambda: sum(len(engine.running) for engine in engines) == 6)
+    pool.version = 7
+    for engine in engines:
+        engine.version = 7
+        engine.hold.set()
+    await asyncio.gather(*asking)
+    assert all(row["up"] and row["error"] is None for row in pool.stats())
+
+
+async def test_calls_that_an_engine_does_not_finish_in_time_begin_again_elsewhere(pool, processor, engines):
+    engines[0].hold.clear()
+    asking = asyncio.create_task(ask(pool, processor, "first"))
+    await until(lambda: bool(engines[0].running))
+    assert await pool.remove(engines[0].url, drain=0.05, move=True) is False
+    assert await asking in (engines[1].url, engines[2].url)
+    await until(lambda: engines[0].aborted == ["r"])

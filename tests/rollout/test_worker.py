@@ -59,6 +59,7 @@ async def test_no_group_starts_beyond_admission_until_the_trainer_consumes(bench
     running = asyncio.create_task(made.worker.run())
     await until(lambda: made.worker.admission.committed == 6)
     assert made.worker.admission.outstanding == 6
+    made.engine.version = 1
     made.worker.update(version=1, consumed=3)
     await until(lambda: made.worker.admission.committed == 9)
     made.worker.update(dropped=2)
@@ -298,6 +299,7 @@ async def test_evaluations_are_in_the_journal_under_ids_of_their_own_and_never_l
     made = bench(Ask, "A", tasks=EVAL)
     await made.worker.evaluate()
     await made.worker.evaluate()
+    made.engine.version = 7
     made.worker.update(version=7)
     await made.worker.evaluate()
     await made.worker.evaluate(step=50)

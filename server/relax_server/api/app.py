@@ -28,7 +28,7 @@ from relax_server.api.openai_responses import ResponsesRoute
 from relax_server.api.openapi import describe
 from relax_server.api.retention import Retention
 from relax_server.api.rollouts import RolloutHub
-from relax_server.api.routes import envs, health, keys, pausing, results, rollouts, runs, sessions
+from relax_server.api.routes import engines, envs, health, keys, pausing, results, rollouts, runs, sessions
 from relax_server.api.routes.session_socket import SessionSocket
 from relax_server.api.sessions import ExternalSession, SessionHub
 from relax_server.api.trainings.hub import TrainingHub
@@ -74,7 +74,7 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
     core.metrics.watch(ServiceState(lambda: _readings(core, hub, rolling)))
     app.state.core, app.state.hub, app.state.rollouts, app.state.trainings = core, hub, rolling, training
     _errors(app)
-    for module in (health, envs, sessions, rollouts, runs, pausing, results, keys):
+    for module in (health, envs, sessions, rollouts, runs, engines, pausing, results, keys):
         app.include_router(module.router)
 
     calls, sockets = _model_calls(core, hub), SessionSocket(core, hub).routes

@@ -49,6 +49,20 @@ class LimitsBody(Body):
     episode_timeout: float | None = Field(default=None, gt=0, le=604_800)
 
 
+class EngineBody(Body):
+    """An engine that runs somewhere."""
+
+    url: str = Field(min_length=1, max_length=2000, description="http://HOST:PORT")
+
+
+class RunEngineBody(Body):
+    """An engine for a training run."""
+
+    id: str | None = Field(default=None, max_length=64, description="Its name; default: a free one")
+    url: str | None = Field(default=None, max_length=2000, description="Of one that runs already; default: one is started")
+    kind: str | None = Field(default=None, max_length=64, description="Of the one at url; default: as the run's own")
+
+
 class SessionBody(Body):
     """Opens a session."""
 

@@ -70,7 +70,7 @@ async def _serve(config: ServiceConfig) -> None:
         core = ServiceCore(config, processor, EnginePool(engines))
 
         async def closing() -> None:
-            for engine in engines:
+            for engine in {*engines, *core.pool.engines}:
                 await engine.close()
 
         app = make_app(core, closing)

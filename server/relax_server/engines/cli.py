@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from relax_server.engines.run_cli import add_commands
+
 if TYPE_CHECKING:
     from relax_server.engines.process import ServerProcess
 
-app = typer.Typer(no_args_is_help=True, help="Engines that run on their own; `relax serve --engine URL` uses them.")
+app = typer.Typer(no_args_is_help=True, help="Engines that run on their own, and those of a training run.")
+add_commands(app)
 
 Model = Annotated[str, typer.Option(help="A built-in name or a Hugging Face folder.")]
 Port = Annotated[int, typer.Option(help="0 picks a free one.")]

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from relax_sdk.errors import EngineAborted, EngineError, EngineUnavailable
+from relax_sdk.errors import EngineAborted, EngineError, EngineFaulty, EngineUnavailable
 from relax_sdk.trajectory import VersionSpan
 from relax_server.engines.base import GenerateRequest, Generation, MediaItem, PauseMode
 
@@ -73,7 +73,7 @@ class HttpEngine:
                 finished = False
                 async for event in _events(response):
                     if "error" in event:
-                        raise self._refused("/generate", 500, orjson.dumps(event))
+                        raise EngineError(str(self._refused("/generate", 500, orjson.dumps(event))))  # SGLang's way of refusing
                     generation = self._read(event, request)
                     finished = bool(generation.finish_reason)
                     if generation.finish_reason == "abort":
@@ -286,10 +286,12 @@ class HttpEngine:
         text = f"{self.url}{path} answered {status}: {_message(raw)}"
         if status == 499:
             return EngineAborted(text)
-        return EngineUnavailable(text) if status in (502, 503, 504) else EngineError(text)
+        if status in (502, 503, 504):
+            return EngineUnavailable(text)
+        return EngineFaulty(text) if status >= 500 else EngineError(text)
 
     def _wrong(self, what: str) -> EngineError:
-        return EngineError(f"{self.url} gave an answer that cannot be right: {what}")
+        return EngineFaulty(f"{self.url} gave an answer that cannot be right: {what}")
 
     def _aborted(self, generation: Generation) -> EngineAborted:
         reason = generation.meta.get("finish_reason") or {}

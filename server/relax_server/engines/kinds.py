@@ -25,7 +25,7 @@ def process_of(kind: EngineKind, model_path: Path, log_path: Path, **settings: A
     return (SglangProcess if kind == "sglang" else EngineProcess)(model_path, log_path, **settings)
 
 
-def connect(kind: EngineKind, url: str, media_root: Path, model_path: Path) -> HttpEngine:
+def connect(kind: EngineKind, url: str, media_root: Path, model_path: Path, inline_media: bool = False) -> HttpEngine:
     """A client of an engine that runs.
 
     Args:
@@ -33,10 +33,11 @@ def connect(kind: EngineKind, url: str, media_root: Path, model_path: Path) -> H
         url: where.
         media_root: the media folder, which the engine can read.
         model_path: of the served model.
+        inline_media: send the bytes of media, for an engine that may not read them.
 
     Raises:
         ConfigError: `model_path` is not a model folder.
     """
     if kind == "sglang":
-        return SglangEngine(url, media_root, routed_shape=routed_shape(model_path))
-    return HttpEngine(url, media_root)
+        return SglangEngine(url, media_root, inline_media=inline_media, routed_shape=routed_shape(model_path))
+    return HttpEngine(url, media_root, inline_media=inline_media)

@@ -15,6 +15,8 @@ from relax_sdk.runtime import Job, Observer
 from relax_server.journal import open_journal
 from relax_server.models.catalog import resolve_model
 from relax_server.roles import shared_memory
+from relax_server.roles.autoscale import Autoscaler
+from relax_server.roles.control import RunControlServer
 from relax_server.roles.fleet import EngineFleet
 from relax_server.roles.host import Host, LocalHost
 from relax_server.roles.layout import RunLayout
@@ -24,6 +26,7 @@ from relax_server.roles.messages import (
     Begin,
     Continue,
     Died,
+    EngineLeft,
     Evaluate,
     Evaluated,
     Failed,
@@ -97,9 +100,12 @@ class Controller:
             self.features,
             stage=observer.stage,
             warn=observer.warn,
-            changed=lambda urls: self.rollout.send(SetEngines(urls)),
+            changed=self.engines_changed,
             failed=self.engines_failed,
         )
+        self.control = RunControlServer(job.folder, self.engines, lambda: self.stats.get("engines", []))
+        batch = job.config.rollout.groups_per_step
+        self.autoscaler = Autoscaler(job.config.autoscale, batch, self.engines, observer.warn)
         self.weights: Path | None = None
         self.timeline = Timeline(self.layout.timeline, "controller")
         self.step = 0
@@ -137,6 +143,7 @@ class Controller:
         health: asyncio.Task[None] | None = None
         try:
             await self.start()
+            await self.control.start()
             health = asyncio.create_task(self.engines.watch())
             await self.train()
             await self.finish()
@@ -202,6 +209,7 @@ class Controller:
 
     async def shut_down(self) -> None:
         """Stop every process and leave nothing behind."""
+        await self.control.stop()
         await asyncio.gather(self.rollout.stop(), self.policy.stop(), self.engines.stop(), return_exceptions=True)
         shared_memory.remove(self.weights_root)
         if self.outputs is not None:
@@ -302,6 +310,7 @@ class Controller:
 
     async def handle(self, message: Any) -> None:
         """React to one event."""
+        self.autoscaler.hear(message)
         if isinstance(message, (Beat, BatchTaken, StepDone, Saved)):
             self.heard_of_policy(waits=isinstance(message, Beat) and message.waiting)
         if isinstance(message, BatchTaken) and self.config.mode == "colocate":
@@ -315,6 +324,8 @@ class Controller:
         elif isinstance(message, Evaluated):
             self.evaluated(message)
             await self.free_devices()
+        elif isinstance(message, EngineLeft):
+            self.engines.left(message.url)
         elif isinstance(message, Warn):
             self.observer.warn(message.text)
         elif isinstance(message, Failed):
@@ -338,6 +349,7 @@ class Controller:
         self.rollout.send(Published(self.step, self.consumed, self.dropped))
         metrics = {"step": self.step, "time": time.time()} | message.metrics
         metrics |= dict(seconds_load=pause, dropped_total=self.dropped, tokens_per_second=self.token_rate(metrics))
+        metrics["engines"] = len(self.engines.urls)
         metrics |= {f"rollout_{k}": v for k, v in self.stats.items() if isinstance(v, (int, float))}
         self.metrics[self.step] = metrics
         self.metrics.pop(self.step - 512, None)
@@ -445,9 +457,14 @@ class Controller:
                 train=True,
                 features=self.features,
                 journal=self.host.journal,
+                attached=self.engines.attached,
             )
         )
         self.stats_at = time.monotonic()
+
+    def engines_changed(self, drain: float) -> None:
+        """Other engines than before: the rollout leaves those that are gone."""
+        self.rollout.send(SetEngines(self.engines.urls, self.engines.attached, drain))
 
     def engines_failed(self, error: RelaxError) -> None:
         """No engine can be had any more: the run ends with the error."""

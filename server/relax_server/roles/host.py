@@ -89,8 +89,16 @@ class Host(Protocol):
         """
         ...
 
-    def engine(self, kind: EngineKind, model_path: Path, log_path: Path, **settings: Any) -> Engine:
-        """An engine, not started yet; the settings are those of its process."""
+    def engine(self, kind: EngineKind, model_path: Path, log_path: Path, *, added: bool = False, **settings: Any) -> Engine:
+        """An engine, not started yet.
+
+        Args:
+            kind: what is to run.
+            model_path: of the model to serve.
+            log_path: where its output goes.
+            added: beyond those that the run began with, for which room is kept.
+            **settings: those of its process.
+        """
         ...
 
     def exchange(self, folder: Path) -> Exchange:
@@ -115,7 +123,7 @@ class LocalHost:
     def role(self, name: str, folder: Path, on_message: Callable[[Any], None], threads: int = 1) -> Role:
         return RoleProcess(name, folder, on_message, threads)
 
-    def engine(self, kind: EngineKind, model_path: Path, log_path: Path, **settings: Any) -> Engine:
+    def engine(self, kind: EngineKind, model_path: Path, log_path: Path, *, added: bool = False, **settings: Any) -> Engine:
         return process_of(kind, model_path, log_path, **settings)
 
     def exchange(self, folder: Path) -> Exchange:

@@ -17,10 +17,10 @@ from relax_sdk.run import Evaluation
 from relax_sdk.runtime import Job, Observer
 from relax_server.models.catalog import resolve_model
 from relax_server.roles.controller import Controller
-from relax_server.roles.fleet import start_engine
 from relax_server.roles.host import LocalHost
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import Chat, ChatDone, Died, Evaluate, Evaluated, Failed, RolloutReady, StartRollout
+from relax_server.roles.slot import start_engine
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relax_sdk.config import RunConfig, SamplingParams
+from relax_sdk.config import EngineKind, RunConfig, SamplingParams
 from relax_sdk.errors import RelaxError
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.run import Evaluation
@@ -33,6 +33,8 @@ class StartRollout:
     """Folder in shared memory where media features are exchanged."""
     journal: str | None = None
     """Where groups are kept; None: in the run folder."""
+    attached: dict[str, EngineKind] = field(default_factory=dict)
+    """As in `SetEngines`."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,13 @@ class Published:
 
 @dataclass(frozen=True)
 class SetEngines:
-    """The engines to use from now on."""
+    """The engines to use from now on; each that leaves is answered by an `EngineLeft`."""
 
     urls: tuple[str, ...]
+    attached: dict[str, EngineKind] = field(default_factory=dict)
+    """What those are that run elsewhere, by URL; they are sent the bytes of media."""
+    drain: float = 0.0
+    """Seconds for calls in flight at engines that leave; those that are left begin again elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,13 @@ class ChatDone:
     id: int
     message: AssistantMessage | None
     error: str | None
+
+
+@dataclass(frozen=True)
+class EngineLeft:
+    """No call is in flight at this engine any more, and none will be."""
+
+    url: str
 
 
 @dataclass(frozen=True)

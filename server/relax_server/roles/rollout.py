@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from relax_sdk.config import EngineKind
 from relax_sdk.errors import RelaxError, RunError
 from relax_sdk.media import MediaStore
 from relax_sdk.run import Evaluation
@@ -28,6 +29,7 @@ from relax_server.roles.messages import (
     Begin,
     Chat,
     ChatDone,
+    EngineLeft,
     Evaluate,
     Evaluated,
     MakeWarmup,
@@ -64,7 +66,9 @@ class RolloutRole:
         self.processor = Processor.load(first.model_path, first.features)
         self.store = MediaStore(layout.media)
         self.journal = open_journal(first.journal or layout.journal)
-        self.pool = EnginePool(self.engine(url) for url in first.engines)
+        self.pool = EnginePool(self.engine(url, first.attached.get(url)) for url in first.engines)
+        self.leaving: set[str] = set()
+        """Engines that only finish what they have."""
         self.gateway: AgentGateway | None = None
         """Between the model and agents in processes of their own."""
         agent: Agent | None = first.agent
@@ -136,7 +140,7 @@ class RolloutRole:
         elif isinstance(message, Published):
             self.worker.update(version=message.version, consumed=message.consumed, dropped=message.dropped)
         elif isinstance(message, SetEngines):
-            await self.set_engines(message.urls)
+            self.set_engines(message)
         elif isinstance(message, Evaluate):
             self.spawn(self.evaluate(message))
         elif isinstance(message, Chat):
@@ -146,18 +150,28 @@ class RolloutRole:
         else:
             raise RunError(f"the rollout role does not know {type(message).__name__}")
 
-    async def set_engines(self, urls: tuple[str, ...]) -> None:
-        """Let new engines join and forget those that are gone."""
-        known = {engine.url for engine in self.pool.engines}
-        for url in urls:
+    def set_engines(self, message: SetEngines) -> None:
+        """Let new engines join, and those leave that are no longer named."""
+        known = {engine.url for engine in self.pool.engines} - self.leaving
+        for url in message.urls:
             if url not in known:
-                self.pool.add(self.engine(url))
-        for url in {engine.url for engine in self.pool.engines} - set(urls):
-            await self.pool.remove(url)
+                self.leaving.discard(url)
+                self.pool.add(self.engine(url, message.attached.get(url)))
+        for url in known - set(message.urls):
+            self.leaving.add(url)
+            self.spawn(self.leave(url, message.drain))
 
-    def engine(self, url: str) -> CoalescingEngine:
-        """A client."""
-        return CoalescingEngine(connect(self.first.config.engine, url, self.store.root, self.first.model_path))
+    async def leave(self, url: str, drain: float) -> None:
+        """Take an engine out of the pool; its calls end, or begin again elsewhere."""
+        await self.pool.remove(url, drain, move=True)
+        self.leaving.discard(url)
+        self.channel.send(EngineLeft(url))
+
+    def engine(self, url: str, attached: EngineKind | None = None) -> CoalescingEngine:
+        """A client; `attached` is what runs there, if it is not one of the run's own."""
+        kind = attached or self.first.config.engine
+        client = connect(kind, url, self.store.root, self.first.model_path, inline_media=attached is not None)
+        return CoalescingEngine(client)
 
     async def evaluate(self, message: Evaluate) -> None:
         result = await self.worker.evaluate(message.limit, split=message.split, step=message.step)

@@ -7,12 +7,21 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from relax_sdk.errors import EngineUnavailable, EpisodeTimeout
+from relax_sdk.errors import EngineFaulty, EngineUnavailable, EpisodeTimeout
 from relax_server.engines.base import Engine, GenerateRequest, Generation
 
 FIRST_PROBE, SLOWEST_PROBE = 0.1, 5.0
 """Seconds before an engine that failed is asked again; doubled each time up to the second."""
 ABORT_TIMEOUT = 5.0
+
+MAX_FAULTS = 3
+"""Answers in a row that were wrong or did not come in time, before an engine is left out."""
+FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0
+"""Seconds before an engine that was left out for that is tried again; doubled each time up to the second."""
+AHEAD = 4
+"""How far the version of an answer may be ahead of the last one told: weights are loaded before they are told of."""
+LATE = 5.0
+"""Seconds that an engine's own time limit is behind the call's, which so ends first and knows what happened."""
 
 
 class Listener:
@@ -58,6 +67,14 @@ class Member:
     failed: int = 0
     error: str | None = None
     """The last failure."""
+    fault: EngineFaulty | None = None
+    """The last wrong answer; calls that were put together into one request share it."""
+    faults: int = 0
+    """In a row."""
+    pause: float = FIRST_PAUSE
+    """Seconds, when it is left out for its faults the next time."""
+    calls: set[asyncio.Timeout] = field(default_factory=set)
+    """End a call here, so that it goes on elsewhere."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     probe: asyncio.Task[None] | None = None
 
@@ -91,12 +108,13 @@ class EnginePool:
         self._members[engine.url] = Member(engine)
         self._wake()
 
-    async def remove(self, url: str, drain: float = 0.0) -> bool:
+    async def remove(self, url: str, drain: float = 0.0, move: bool = False) -> bool:
         """Give an engine nothing new, and forget it.
 
         Args:
             url: of the engine; removing an unknown one changes nothing.
             drain: seconds to wait for its calls in flight; those that are left then go on undisturbed.
+            move: those that are left begin again on other engines.
 
         Returns:
             Whether it was idle when it left.
@@ -117,7 +135,11 @@ class EnginePool:
             self._prefer_none(member)
         if member.probe is not None:
             member.probe.cancel()
-        return member.running == 0
+        idle = member.running == 0
+        if move:
+            for limit in [limit for limit in member.calls if not limit.expired()]:
+                limit.reschedule(asyncio.get_running_loop().time())
+        return idle
 
     @property
     def engines(self) -> list[Engine]:
@@ -130,7 +152,9 @@ class EnginePool:
         """One answer, from the engine that `key` prefers or else the least loaded.
 
         An engine that cannot be reached is left out until it answers again, and the call goes to another one; not so once
-        `listener` has heard something, as that cannot be taken back.
+        `listener` has heard something, as that cannot be taken back. A wrong answer is asked for once more elsewhere, where
+        there is another engine; an engine that gives `MAX_FAULTS` in a row, or does not answer in time as often, is left out
+        and tried again after a while. The last one that is up stays, so that its error is seen.
 
         Args:
             request: ids and media; `n` is 1.
@@ -144,20 +168,27 @@ class EnginePool:
         Raises:
             EpisodeTimeout: no answer in time.
             EngineError: the engine refused the request.
+            EngineFaulty: it answered wrongly, and so did another one if there is one.
             EngineAborted: the request was aborted from outside.
             EngineUnavailable: the engine was lost in the middle of an answer that `listener` has heard of.
         """
         deadline = asyncio.get_running_loop().time() + timeout
         member: Member | None = None
+        faulty: Member | None = None
         failure = "no engine is up"
         try:
             async with asyncio.timeout_at(deadline):
                 while True:
                     member = None
-                    member = await self._choose(key)
+                    member = await self._choose(key, faulty)
                     try:
-                        left = max(deadline - asyncio.get_running_loop().time(), 1e-3)
+                        left = max(deadline - asyncio.get_running_loop().time(), 0.0) + LATE
                         return await self._call(member, request, left, listener), member.engine.url
+                    except EngineFaulty as error:
+                        self._faulted(member, error)
+                        if faulty is not None or not self._ready(member) or (listener is not None and listener.heard):
+                            raise
+                        faulty = member
                     except EngineUnavailable as error:
                         failure = f"{member.engine.url}: {error}"
                         self._down(member, str(error))
@@ -168,6 +199,7 @@ class EnginePool:
                 raise
             if member is not None:
                 self._spawn(self._abort(member.engine, request.rid))
+                self._faulted(member, EngineFaulty(f"{member.engine.url} did not answer within {timeout:g} s"))
             last = f"{member.engine.url} is still generating" if member is not None else failure
             raise EpisodeTimeout(f"the model did not answer within {timeout:g} s (last: {last})") from error
         except asyncio.CancelledError:
@@ -197,12 +229,15 @@ class EnginePool:
 
     # ----------------------------------------------------------------------------------------------------- choosing
 
-    async def _choose(self, key: str) -> Member:
+    def _ready(self, besides: Member | None = None) -> list[Member]:
+        return [m for m in self._members.values() if m.up and not m.draining and m is not besides]
+
+    async def _choose(self, key: str, besides: Member | None = None) -> Member:
         while True:
             preferred = self._members.get(self._preferred.get(key, ""))
-            if preferred is not None and preferred.up and not preferred.draining:
+            if preferred is not None and preferred.up and not preferred.draining and preferred is not besides:
                 return preferred
-            ready = [m for m in self._members.values() if m.up and not m.draining]
+            ready = self._ready(besides) or self._ready()
             if ready:
                 best = min(ready, key=lambda m: (len(m.keys), m.running))
                 self.release(key)
@@ -224,17 +259,43 @@ class EnginePool:
 
     async def _call(self, member: Member, request: GenerateRequest, timeout: float, listener: Listener | None) -> Generation:
         member.running += 1
+        loaded = self.version
+        moved = asyncio.timeout(None)
         try:
-            if listener is None:
-                answer = (await member.engine.generate(request, timeout))[0]
-            else:
-                answer = await _streamed(member.engine, request, timeout, listener)
+            async with moved:
+                member.calls.add(moved)
+                if listener is None:
+                    answer = (await member.engine.generate(request, timeout))[0]
+                else:
+                    answer = await _streamed(member.engine, request, timeout, listener)
+            self._check_version(member, answer, loaded)
             member.answered += 1
+            member.faults, member.pause = 0, FIRST_PAUSE
             return answer
+        except TimeoutError as error:
+            if not moved.expired():
+                raise
+            self._spawn(self._abort(member.engine, request.rid))
+            raise EngineUnavailable("it left the pool") from error
         finally:
+            member.calls.discard(moved)
             member.running -= 1
             if member.running == 0:
                 member.idle.set()
+
+    def _check_version(self, member: Member, answer: Generation, loaded: int | None) -> None:
+        """Refuse an answer from weights that this engine cannot hold, if it is well.
+
+        Args:
+            loaded: into all engines when the call began; the run may have gone back to a checkpoint since.
+        """
+        if loaded is None or self.version is None or not answer.weight_versions:
+            return
+        versions = [span.version for span in answer.weight_versions]
+        oldest, newest = min(loaded, self.version), max(loaded, self.version) + AHEAD
+        if min(versions) < oldest or max(versions) > newest:
+            wrong = min(versions) if min(versions) < oldest else max(versions)
+            raise EngineFaulty(f"{member.engine.url} answered with weights of version {wrong}; version {oldest} is loaded")
 
     async def _abort(self, engine: Engine, rid: str) -> None:
         try:
@@ -259,6 +320,26 @@ class EnginePool:
         member.up = False
         if self._members.get(member.engine.url) is member:
             member.probe = asyncio.get_running_loop().create_task(self._probe(member))
+
+    def _faulted(self, member: Member, fault: EngineFaulty) -> None:
+        """Count a wrong answer; too many in a row, and the engine is left out for a while."""
+        if member.fault is fault:
+            return
+        member.fault, member.error = fault, str(fault)
+        member.failed += 1
+        member.faults += 1
+        if member.faults < MAX_FAULTS or not member.up or not self._ready(member):
+            return
+        member.up = False
+        if self._members.get(member.engine.url) is member:
+            member.probe = asyncio.get_running_loop().create_task(self._try_again(member))
+
+    async def _try_again(self, member: Member) -> None:
+        """Let an engine come back after a while; one more wrong answer, and it is out for longer."""
+        pause, member.pause = member.pause, min(2 * member.pause, LONGEST_PAUSE)
+        await asyncio.sleep(pause)
+        member.faults = MAX_FAULTS - 1
+        await self._probe(member)
 
     async def _probe(self, member: Member) -> None:
         """Ask an engine that failed until it is well and holds the current weights."""

@@ -205,8 +205,9 @@ class TrainingHub:
         offered = sorted({*BUILDERS, self.core.config.model})
         if config.model not in offered:
             raise ConfigError(f"model = {config.model!r}; this service trains {', '.join(offered)}")
-        if config.engines > self.core.config.max_engines:
-            raise ConfigError(f"engines = {config.engines}; allowed here: at most {self.core.config.max_engines}")
+        for name, engines in (("engines", config.engines), ("autoscale.max_engines", config.autoscale.max_engines)):
+            if engines > self.core.config.max_engines:
+                raise ConfigError(f"{name} = {engines}; allowed here: at most {self.core.config.max_engines}")
         return config
 
     def _begin(self, training: Training) -> None:

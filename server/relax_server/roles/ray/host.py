@@ -82,9 +82,9 @@ class RayHost:
     def role(self, name: str, folder: Path, on_message: Callable[[Any], None], threads: int = 1) -> Role:
         return RayRole(name, folder, on_message, self, threads)
 
-    def engine(self, kind: EngineKind, model_path: Path, log_path: Path, **settings: Any) -> Engine:
+    def engine(self, kind: EngineKind, model_path: Path, log_path: Path, *, added: bool = False, **settings: Any) -> Engine:
         settings.pop("progress", None)  # there is no way for it from another process
-        return RayEngine(self, kind, model_path, log_path, settings)
+        return RayEngine(self, kind, model_path, log_path, settings, added)
 
     def exchange(self, folder: Path) -> Exchange:
         """Shared memory where all nodes are on one machine, else the run folder."""
@@ -120,8 +120,9 @@ class RayHost:
             name=name, namespace=self._namespace
         )
 
-    def engine_options(self) -> dict[str, Any]:
-        return self._options(self._engines, -1, 1, 1)
+    def engine_options(self, added: bool) -> dict[str, Any]:
+        options = self._options(self._engines, -1, 1, 1)
+        return options | dict(scheduling_strategy="SPREAD") if added else options
 
     def _options(self, group: PlacementGroup, bundle: int, cpus: int, threads: int) -> dict[str, Any]:
         return dict(

@@ -47,8 +47,8 @@ class Places(Protocol):
         """Options of a role's actor."""
         ...
 
-    def engine_options(self) -> dict[str, Any]:
-        """Options of an engine's actor."""
+    def engine_options(self, added: bool) -> dict[str, Any]:
+        """Options of an engine's actor; `added`: no room is kept for it."""
         ...
 
 
@@ -178,9 +178,17 @@ class RayRole:
 class RayEngine:
     """One engine whose process an actor starts and watches: the interface of `ServerProcess`."""
 
-    def __init__(self, places: Places, kind: EngineKind, model_path: Path, log_path: Path, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        places: Places,
+        kind: EngineKind,
+        model_path: Path,
+        log_path: Path,
+        settings: dict[str, Any],
+        added: bool = False,
+    ) -> None:
         self.log_path = log_path
-        self._places, self._arguments = places, (kind, model_path, log_path, settings)
+        self._places, self._arguments, self._added = places, (kind, model_path, log_path, settings), added
         self._actor: Any = None
         self._url = ""
         self._ended: asyncio.Task[None] | None = None
@@ -222,7 +230,7 @@ class RayEngine:
 
     def _place(self) -> Any:
         places = self._places
-        cls = ray.remote(EngineActor).options(**places.engine_options())
+        cls = ray.remote(EngineActor).options(**places.engine_options(self._added))
         self._actor = cls.remote(*self._arguments, places.needed, not places.one_machine)
         return self._actor
 

@@ -1,0 +1,167 @@
+"""One engine of a run: its process, unless it runs elsewhere, our client to it, and what it is doing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from relax_sdk.config import EngineKind
+from relax_sdk.errors import EngineError
+from relax_sdk.runtime import Job
+from relax_server.engines.http import HttpEngine
+from relax_server.engines.kinds import connect
+from relax_server.roles.host import Engine, Host
+from relax_server.roles.layout import RunLayout
+
+START_SECONDS = {"embedded": 180.0, "sglang": 600.0}
+"""For an engine to load its model and answer, by kind."""
+
+LOGS = {"embedded": "engine.log", "sglang": "sglang.log"}
+
+SlotState = Literal["starting", "current", "draining", "lost"]
+
+
+@dataclass(eq=False)
+class EngineSlot:
+    """One engine of a run."""
+
+    id: str
+    kind: EngineKind
+    process: Engine | None
+    """None: it runs elsewhere, and is never stopped by us."""
+    address: str = ""
+    """Of one that runs elsewhere."""
+    added: bool = False
+    """Beyond the engines that the run began with."""
+    state: SlotState = "starting"
+    """`starting`: it does not have the current weights yet. `current`: in the pool. `draining`: it finishes what it has.
+    `lost`: it cannot be had; `reason` says why."""
+    reason: str = ""
+    released: bool = False
+    """Its memory is given back while the trainer works (colocate)."""
+    misses: int = 0
+    """Looks in a row at which it did not answer."""
+    pause: float = 0.0
+    """Seconds before one that runs elsewhere and was lost is tried again."""
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """No call is in flight any more, and none will be."""
+    task: asyncio.Task[None] | None = None
+    """Its start, or its end."""
+    _client: HttpEngine | None = None
+
+    @property
+    def external(self) -> bool:
+        return self.process is None
+
+    @property
+    def url(self) -> str:
+        """Where it answers; empty before it is started."""
+        try:
+            return self.address if self.process is None else self.process.url
+        except EngineError:
+            return ""
+
+    @property
+    def client(self) -> HttpEngine:
+        """Of an engine that was started."""
+        assert self._client is not None
+        return self._client
+
+    async def connect(self, media: Path, model_path: Path) -> None:
+        """Make the client, once it has an address."""
+        if self._client is not None:
+            await self._client.close()
+        self._client = connect(self.kind, self.url, media, model_path, inline_media=self.external)
+
+    def alive(self) -> bool:
+        """Whether its process exists, as far as we can know."""
+        return self.process is None or self.process.alive()
+
+    def log_tail(self) -> str:
+        """The end of its log."""
+        return f"its log is where {self.url} runs" if self.process is None else self.process.log_tail()
+
+    async def stop(self) -> None:
+        """End the process, if it is ours, and the client's connections."""
+        if self._client is not None:
+            await self._client.close()
+        if self.process is not None:
+            await self.process.stop()
+
+
+async def start_engine(
+    job: Job,
+    host: Host,
+    model_path: Path,
+    version: int = 0,
+    train: bool = True,
+    features: Path | None = None,
+    stage: Callable[[str], None] = lambda what: None,
+) -> EngineSlot:
+    """Start an engine for a job and wait until it answers.
+
+    Args and raises: as `make_process` and `start`.
+    """
+    process = make_process(job, host, model_path, version, train, features, stage)
+    slot = EngineSlot("engine", job.config.engine, process)
+    await start(slot, job, model_path)
+    return slot
+
+
+async def start(slot: EngineSlot, job: Job, model_path: Path) -> None:
+    """Start an engine, if it is ours, and make the client.
+
+    Raises:
+        EngineUnavailable: it ended, or was not ready in time.
+        ConfigError: SGLang is wanted and not installed, or cannot do here what the run wants.
+    """
+    if slot.process is not None:
+        await slot.process.start(START_SECONDS[slot.kind])
+    await slot.connect(RunLayout(job.folder).media, model_path)
+
+
+def make_process(
+    job: Job,
+    host: Host,
+    model_path: Path,
+    version: int = 0,
+    train: bool = True,
+    features: Path | None = None,
+    stage: Callable[[str], None] = lambda what: None,
+    added: bool = False,
+) -> Engine:
+    """The process of an engine, not started yet.
+
+    Args:
+        job: the run.
+        host: starts it.
+        model_path: the folder it starts from.
+        version: of these weights.
+        train: its work belongs into the run's timeline.
+        features: folder in shared memory where media features are exchanged.
+        stage: told how far a start is that takes long.
+        added: beyond the engines that the run began with.
+    """
+    media = RunLayout(job.folder).media
+    media.mkdir(parents=True, exist_ok=True)
+    config = job.config
+    settings: dict[str, Any] = dict(
+        media_root=media,
+        dtype=config.training.dtype,
+        return_routed_experts=config.training.replay_routes,
+        weight_version=version,
+        features=features,
+    )
+    if config.engine == "sglang":
+        settings |= dict(
+            releases_memory=config.mode == "colocate" and train,
+            flags=config.engine_flags,
+            progress=lambda what: stage(f"SGLang: {what}"),
+        )
+    else:
+        settings["timeline"] = RunLayout(job.folder).timeline if train else None
+    log = job.folder / "logs" / LOGS[config.engine]
+    return host.engine(config.engine, model_path, log, added=added, **settings)
