@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from relax_sdk.errors import ConfigError
 
 Mode = Literal["async", "colocate"]
-EngineKind = Literal["embedded", "sglang"]
+EngineKind = Literal["embedded", "sglang", "vllm"]
 BusName = Literal["local", "transfer_queue"]
 
 
@@ -287,9 +287,9 @@ class RunConfig:
     max_staleness: int = 1
     """0 is on-policy; a group older than this at its lease is dropped and counted."""
     engine: EngineKind = "embedded"
-    """What generates: our own small server, or a real SGLang server from an environment of its own."""
+    """What generates: our own small server, or a real SGLang or vLLM server from an environment of its own."""
     engine_flags: tuple[str, ...] = ()
-    """More flags for SGLang's command line, such as `("--tp", "2")`."""
+    """More flags for the command line of SGLang or vLLM, such as `("--tp", "2")`."""
     engines: int = 1
     bus: BusName = "local"
     """How groups reach the trainer: straight from the journal, or through TransferQueue on Ray."""
@@ -307,8 +307,8 @@ class RunConfig:
         _require(self.steps >= 1, self, "steps", "1 or more")
         _require(self.max_staleness >= 0, self, "max_staleness", "0 or more")
         _require(self.engines >= 1, self, "engines", "1 or more")
-        if self.engine_flags and self.engine != "sglang":
-            raise ConfigError(f"engine_flags {list(self.engine_flags)} are SGLang's; they need engine='sglang'")
+        if self.engine_flags and self.engine == "embedded":
+            raise ConfigError(f"engine_flags {list(self.engine_flags)} need engine='sglang' or 'vllm', whose own they are")
         if self.mode == "colocate" and self.max_staleness != 0:
             raise ConfigError(
                 f"mode='colocate' alternates generation and training, so max_staleness must be 0, got {self.max_staleness}"

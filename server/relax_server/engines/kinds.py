@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess, ServerProcess
 from relax_server.engines.sglang.client import SglangEngine
 from relax_server.engines.sglang.process import SglangProcess
+from relax_server.engines.vllm.client import VllmEngine
+from relax_server.engines.vllm.process import VllmProcess
 from relax_server.models.layout import routed_shape
+
+PROCESSES: dict[EngineKind, Callable[..., ServerProcess]] = {
+    "embedded": EngineProcess,
+    "sglang": SglangProcess,
+    "vllm": VllmProcess,
+}
 
 
 def process_of(kind: EngineKind, model_path: Path, log_path: Path, **settings: Any) -> ServerProcess:
@@ -20,9 +29,9 @@ def process_of(kind: EngineKind, model_path: Path, log_path: Path, **settings: A
         kind: what is to run there.
         model_path: of the model to serve.
         log_path: where its output goes.
-        **settings: those of `SglangProcess` or `EngineProcess`.
+        **settings: those of its process.
     """
-    return (SglangProcess if kind == "sglang" else EngineProcess)(model_path, log_path, **settings)
+    return PROCESSES[kind](model_path, log_path, **settings)
 
 
 def connect(kind: EngineKind, url: str, media_root: Path, model_path: Path) -> HttpEngine:
@@ -39,4 +48,6 @@ def connect(kind: EngineKind, url: str, media_root: Path, model_path: Path) -> H
     """
     if kind == "sglang":
         return SglangEngine(url, media_root, routed_shape=routed_shape(model_path))
+    if kind == "vllm":
+        return VllmEngine(url)
     return HttpEngine(url, media_root)

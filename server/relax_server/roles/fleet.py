@@ -16,10 +16,11 @@ from relax_server.roles.host import Engine, Host
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.restarts import Restarts
 
-START_SECONDS = {"embedded": 180.0, "sglang": 600.0}
+START_SECONDS = {"embedded": 180.0, "sglang": 600.0, "vllm": 600.0}
 """For an engine to load its model and answer, by kind."""
 
-LOGS = {"embedded": "engine.log", "sglang": "sglang.log"}
+LOGS = {"embedded": "engine.log", "sglang": "sglang.log", "vllm": "vllm.log"}
+NAMES = {"sglang": "SGLang", "vllm": "vLLM"}
 
 HEALTH_SECONDS = 2.0
 """Between looks at the engines."""
@@ -185,7 +186,7 @@ async def start_engine(
 
     Raises:
         EngineUnavailable: it ended, or was not ready in time.
-        ConfigError: SGLang is wanted and not installed, or cannot do here what the run wants.
+        ConfigError: SGLang or vLLM is wanted and not installed, or cannot do here what the run wants.
     """
     media = RunLayout(job.folder).media
     media.mkdir(parents=True, exist_ok=True)
@@ -197,11 +198,12 @@ async def start_engine(
         weight_version=version,
         features=features,
     )
-    if config.engine == "sglang":
+    if config.engine != "embedded":
+        name = NAMES[config.engine]
         settings |= dict(
             releases_memory=config.mode == "colocate" and train,
             flags=config.engine_flags,
-            progress=lambda what: stage(f"SGLang: {what}"),
+            progress=lambda what: stage(f"{name}: {what}"),
         )
     else:
         settings["timeline"] = RunLayout(job.folder).timeline if train else None
