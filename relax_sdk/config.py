@@ -303,6 +303,11 @@ class RunConfig:
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
+        if "://" in str(self.engine):
+            raise ConfigError(
+                f"engine={self.engine!r}: a run starts its own engines, as training needs token ids and weight updates, which "
+                "a URL of the OpenAI API does not give. `relax eval ENV --engine-url URL` evaluates it"
+            )
         _check_types(self)
         _require(self.steps >= 1, self, "steps", "1 or more")
         _require(self.max_staleness >= 0, self, "max_staleness", "0 or more")

@@ -121,13 +121,16 @@ class EpisodeSession:
     async def generate(self, messages: Sequence[Message]) -> AssistantMessage:
         """See `Session.generate`."""
         try:
-            return (await self.call(messages)).message
+            return await self._ask(messages)
         except EpisodeOver:
             raise
         except BaseException as error:
             if error is self.failure:
                 raise
             raise self._fail("generate", error, EpisodeError) from error
+
+    async def _ask(self, messages: Sequence[Message]) -> AssistantMessage:
+        return (await self.call(messages)).message
 
     async def call(self, messages: Sequence[Message], options: CallOptions | None = None) -> Answer:
         """Ask the policy, with all that an agent may ask for; several calls may be under way at once.

@@ -99,10 +99,13 @@ class VllmEngine(HttpEngine):
         super().__init__(url, control_timeout=control_timeout)
         self._weights: WeightShapes | None = None
         self._asks: set[Ask] = set()
+        self._longest: int | None = None
+        """Tokens of a prompt and its answer."""
 
     # -------------------------------------------------------------------------------------------------- generating
 
     async def generate(self, request: GenerateRequest, timeout: float) -> list[Generation]:
+        await self._check(request)
         with self._asking(request, timeout) as ask:
             answers = [asyncio.ensure_future(self._finish(ask, leg)) for leg in await self._call(ask, request)]
             try:
@@ -114,6 +117,7 @@ class VllmEngine(HttpEngine):
     async def stream(self, request: GenerateRequest, timeout: float) -> AsyncIterator[Generation]:
         if request.n != 1:
             raise EngineError(f"a streamed request must have n = 1, got {request.n}")
+        await self._check(request)
         with self._asking(request, timeout) as ask:
             legs: list[Leg] = []
             while not legs or legs[-1].finish_reason == "abort":
@@ -124,17 +128,28 @@ class VllmEngine(HttpEngine):
                 assert last is not None
                 legs.append(last)
 
-    @contextmanager
-    def _asking(self, request: GenerateRequest, timeout: float) -> Iterator[Ask]:
+    async def _check(self, request: GenerateRequest) -> None:
+        """Refuse what vLLM would do otherwise than asked, without a word."""
+        temperature, tokens = request.sampling.temperature, len(request.input_ids) + request.sampling.max_new_tokens
         if request.media:
             raise EngineError(f"{self.url}: vLLM serves text here, and the request has {len(request.media)} media")
         if request.return_routed_experts:
             raise EngineError(f"{self.url}: vLLM does not hand out routed experts here")
-        if 0 < request.sampling.temperature < COLDEST:
+        if 0 < temperature < COLDEST:
             raise EngineError(
-                f"{self.url}: vLLM takes {COLDEST} in place of a temperature of {request.sampling.temperature}; use 0, "
-                f"which is greedy, or {COLDEST} and more"
+                f"{self.url}: vLLM takes {COLDEST} in place of a temperature of {temperature}; use 0, which is greedy, or "
+                f"{COLDEST} and more"
             )
+        if self._longest is None:
+            self._longest = int((await self.server_info())["max_model_len"])
+        if tokens > self._longest:
+            raise EngineError(
+                f"{self.url}: {len(request.input_ids)} tokens and {request.sampling.max_new_tokens} new ones are more than the "
+                f"{self._longest} that fit (--max-model-len)"
+            )
+
+    @contextmanager
+    def _asking(self, request: GenerateRequest, timeout: float) -> Iterator[Ask]:
         ask = Ask(request, time.monotonic() + timeout)
         self._asks.add(ask)
         try:

@@ -143,6 +143,8 @@ class VllmProcess(KeptProcess):
             "PYTHONPATH": str(INSIDE),
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            # Longer than clients keep a connection: one that both let go at the same moment loses a request.
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120",
             "DO_NOT_TRACK": "1",
             "RELAX_WEIGHT_VERSION": str(self._version),
         }
