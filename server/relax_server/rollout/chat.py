@@ -52,6 +52,9 @@ class ChatSession(EpisodeSession):
         """So far."""
         return self._answers
 
+    def _make_recorder(self) -> None:
+        """There are no tokens to record."""
+
     async def call(self, messages: Sequence[Message], options: CallOptions | None = None) -> Answer:
         """Not to be had: its answer would be tokens."""
         raise EpisodeError("an agent that asks for tokens cannot be evaluated behind an OpenAI-compatible URL")
