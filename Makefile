@@ -63,7 +63,8 @@ service-chaos: $(STAMP)
 test-engines: $(STAMP) .venv-sglang .venv-vllm
 	@RELAX_SGLANG_PYTHON=$(CURDIR)/.venv-sglang RELAX_VLLM_PYTHON=$(CURDIR)/.venv-vllm $(BIN)/python -m pytest \
 		tests/contract/test_engine_contract.py tests/engines/test_sglang.py tests/engines/test_vllm.py \
-		tests/roles/test_sglang_runs.py tests/roles/test_vllm_runs.py tests/api/test_sglang_service.py
+		tests/roles/test_sglang_runs.py tests/roles/test_vllm_runs.py \
+		tests/api/test_sglang_service.py tests/api/test_vllm_service.py
 
 .venv-peers: benchmarks/peers/gyms.txt benchmarks/peers/verifiers.txt
 	@echo "==> OpenEnv, agentlightning and verifiers into $@ (about 1 GB)"

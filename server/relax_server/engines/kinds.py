@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_sdk.config import EngineKind
+from relax_sdk.errors import EngineError
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess, ServerProcess
 from relax_server.engines.sglang.client import SglangEngine
@@ -51,3 +52,21 @@ def connect(kind: EngineKind, url: str, media_root: Path, model_path: Path) -> H
     if kind == "vllm":
         return VllmEngine(url)
     return HttpEngine(url, media_root)
+
+
+async def connect_running(url: str, inline_media: bool) -> HttpEngine:
+    """A client of a server that somebody else started, whatever it is.
+
+    Args:
+        url: where.
+        inline_media: send the bytes of media, as it cannot read our files.
+    """
+    engine = HttpEngine(url, inline_media=inline_media)
+    try:
+        kind = (await engine.server_info()).get("engine")
+    except EngineError:  # its health is asked for next
+        return engine
+    if kind != "vllm":
+        return engine
+    await engine.close()
+    return VllmEngine(url)

@@ -161,6 +161,7 @@ class Gate:
     def _info(self, engine: Any) -> dict[str, Any]:
         config = engine.vllm_config
         return {
+            "engine": "vllm",
             "running": len(self._running),
             "waiting": len(self._waiting),
             "cached_tokens": None,
