@@ -17,6 +17,7 @@ from relax_server.engines.base import GenerateRequest, Generation, MediaItem
 from relax_server.engines.kept import take_port
 from relax_server.engines.vllm.client import Ask, Leg, VllmEngine
 from relax_server.engines.vllm.environment import VENV, look
+from relax_server.engines.vllm.inside.relax_gate import RID, VERSION, Gate
 from relax_server.engines.vllm.process import VllmProcess
 from relax_server.models.catalog import resolve_model
 
@@ -99,6 +100,57 @@ def test_legs_of_an_answer_are_put_together():
     assert whole.response_ids == [1, 2, 3, 4, 5] and whole.logprobs == [-1.0, -2.0, -3.0, -4.0, -5.0]
     assert whole.weight_versions == [VersionSpan(0, 0, 2), VersionSpan(1, 2, 4), VersionSpan(2, 4, 5)]
     assert whole.prompt_ids == [7, 8] and whole.finish_reason == "stop" and whole.cached_tokens == 3
+
+
+def scope(rid: str) -> dict:
+    headers = [(RID, rid.encode())]
+    return {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "asgi": {"version": "3.0"}}
+
+
+async def wait_forever() -> dict:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_an_answer_that_nobody_reads_holds_nothing_up():
+    async def answer(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"all of it"})
+
+    async def read(message):
+        await reading.wait()
+        got.append(message)
+
+    gate, reading, got = Gate(answer), asyncio.Event(), []
+    asking = asyncio.create_task(gate(scope("slow"), wait_forever, read))
+    await asyncio.wait({asking}, timeout=0.05)
+    assert not asking.done() and not gate._running and gate._idle.is_set()
+    reading.set()
+    await asyncio.wait_for(asking, 5)
+    assert got[0]["headers"] == [(VERSION, b"0")] and got[1]["body"] == b"all of it"
+
+
+async def test_an_abort_ends_one_request_before_and_behind_the_gate():
+    async def answer(scope, receive, send):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def read(message):
+        got.append(message)
+
+    gate, got = Gate(answer), []
+    behind = asyncio.create_task(gate(scope("a"), wait_forever, read))
+    await asyncio.wait({behind}, timeout=0.05)
+    gate._open.clear()
+    before = asyncio.create_task(gate(scope("b"), wait_forever, read))
+    await asyncio.wait({before}, timeout=0.05)
+    assert (len(gate._running), len(gate._waiting)) == (1, 1)
+    gate._stop("c")
+    assert not (await asyncio.wait({before, behind}, timeout=0.05))[0]
+    for rid in ("a", "b"):
+        gate._stop(rid)
+    await asyncio.wait_for(asyncio.gather(before, behind), 5)
+    assert [message["status"] for message in got if "status" in message] == [499, 499]
 
 
 @pytest.mark.timeout(900)

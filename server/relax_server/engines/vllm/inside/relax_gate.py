@@ -20,6 +20,8 @@ from typing import Any
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Outbox = asyncio.Queue[MutableMapping[str, Any] | None]
+"""What is on its way to a reader; None is its end."""
 
 RID = b"x-relax-rid"
 """Names a request, so that it can be aborted."""
@@ -58,14 +60,14 @@ class Call:
 
         return read
 
-    def send(self, send: Send, version: str) -> Send:
+    def send(self, out: Outbox, version: str) -> Send:
         async def write(message: MutableMapping[str, Any]) -> None:
             if self.stopped.is_set():
                 return
             if message["type"] == "http.response.start":
                 self.begun = True
                 message = {**message, "headers": [*message.get("headers", ()), (VERSION, version.encode())]}
-            await send(message)
+            out.put_nowait(message)
 
         return write
 
@@ -119,16 +121,7 @@ class Gate:
         finally:
             self._waiting.discard(call)
         if not call.stopped.is_set():
-            self._running.add(call)
-            self._idle.clear()
-            try:
-                # Below ASGI 2.4 a stream, too, notices through `receive` that its reader has gone.
-                old = {**scope, "asgi": {**scope["asgi"], "spec_version": "2.3"}}
-                await self._app(old, call.receive(receive), call.send(send, self._version))
-            finally:
-                self._running.discard(call)
-                if not self._running:
-                    self._idle.set()
+            await self._run(call, scope, receive, send)
         if call.stopped.is_set():
             error = {"error": {"message": "the request was aborted", "code": 499}}
             if call.begun:
@@ -136,6 +129,27 @@ class Gate:
                 await send({"type": "http.response.body", "body": body})
             else:
                 await _reply(send, 499, error)
+
+    async def _run(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let vLLM answer. It runs until the last token is there, not until a slow reader has read it."""
+        out: Outbox = asyncio.Queue()
+        sending = asyncio.ensure_future(_send_all(out, send))
+        self._running.add(call)
+        self._idle.clear()
+        try:
+            # Below ASGI 2.4 a stream, too, notices through `receive` that its reader has gone.
+            old = {**scope, "asgi": {**scope["asgi"], "spec_version": "2.3"}}
+            await self._app(old, call.receive(receive), call.send(out, self._version))
+        except BaseException:
+            sending.cancel()
+            raise
+        finally:
+            self._running.discard(call)
+            if not self._running:
+                self._idle.set()
+        out.put_nowait(None)
+        with contextlib.suppress(OSError):  # its reader has gone
+            await sending
 
     # ---------------------------------------------------------------------------------------------------- commands
 
@@ -227,11 +241,17 @@ class Gate:
         path, version = str(body["model_path"]), str(body["weight_version"])
         opened = self._open.is_set()
         self._open.clear()
-        await self._drain(engine)
-        await self._thaw(engine)
+        try:
+            await self._drain(engine)
+            await self._thaw(engine)
+            if body.get("flush_cache", True):
+                await self._flush(engine, body)
+        except Refused:
+            if opened:
+                self._open.set()
+            raise
+        # Were this to fail, the weights could be mixed: nobody passes until others were loaded.
         await engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
-        if body.get("flush_cache", True):
-            await self._flush(engine, body)
         self._version = version
         if opened:
             self._open.set()
@@ -254,6 +274,11 @@ class Gate:
     def _need_sleep(self, engine: Any) -> None:
         if not engine.vllm_config.model_config.enable_sleep_mode:
             raise Refused("vLLM gives memory back only when it was started with --enable-sleep-mode, on a GPU")
+
+
+async def _send_all(out: Outbox, send: Send) -> None:
+    while (message := await out.get()) is not None:
+        await send(message)
 
 
 async def _either(*events: asyncio.Event) -> None:
