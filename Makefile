@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install train test test-engines .venv-sglang lint chaos service-chaos clean
+.PHONY: install train test test-engines .venv-sglang .venv-vllm lint chaos service-chaos clean
 
 install: $(STAMP)
 
@@ -53,10 +53,18 @@ service-chaos: $(STAMP)
 .venv-sglang/.installed: server/relax_server/engines/sglang/requirements.txt | $(STAMP)
 	@$(BIN)/relax engine sglang --install --venv .venv-sglang && touch $@
 
-# The contract that all engines keep, over every one of them, and what SGLang has of its own. Ten minutes.
-test-engines: $(STAMP) .venv-sglang
-	@RELAX_SGLANG_PYTHON=$(CURDIR)/.venv-sglang $(BIN)/python -m pytest tests/contract/test_engine_contract.py \
-		tests/engines/test_sglang.py tests/roles/test_sglang_runs.py tests/api/test_sglang_service.py
+# Real vLLM, as an engine for text models (about 4 GB).
+.venv-vllm: .venv-vllm/.installed
+
+.venv-vllm/.installed: server/relax_server/engines/vllm/environment.py | $(STAMP)
+	@$(BIN)/relax engine vllm --install --venv .venv-vllm && touch $@
+
+# The contract that all engines keep, over every one of them, and what SGLang and vLLM have of their own. Twenty minutes.
+test-engines: $(STAMP) .venv-sglang .venv-vllm
+	@RELAX_SGLANG_PYTHON=$(CURDIR)/.venv-sglang RELAX_VLLM_PYTHON=$(CURDIR)/.venv-vllm $(BIN)/python -m pytest \
+		tests/contract/test_engine_contract.py tests/engines/test_sglang.py tests/engines/test_vllm.py \
+		tests/roles/test_sglang_runs.py tests/roles/test_vllm_runs.py \
+		tests/api/test_sglang_service.py tests/api/test_vllm_service.py
 
 .venv-peers: benchmarks/peers/gyms.txt benchmarks/peers/verifiers.txt
 	@echo "==> OpenEnv, agentlightning and verifiers into $@ (about 1 GB)"

@@ -21,6 +21,7 @@ from relax_sdk.config import (
     TrainingConfig,
     WarmupConfig,
 )
+from relax_sdk.endpoint import Endpoint, EndpointEvaluation
 from relax_sdk.env import Env, MessageSpace
 from relax_sdk.errors import (
     BusError,
@@ -71,6 +72,8 @@ __all__ = [
     "CheckpointError",
     "Client",
     "ConfigError",
+    "Endpoint",
+    "EndpointEvaluation",
     "EngineAborted",
     "EngineError",
     "EngineFaulty",

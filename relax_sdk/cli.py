@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from relax_sdk.client.calls import URL
@@ -30,8 +32,8 @@ def train(
     model: Annotated[str | None, typer.Option(help="A built-in name or a Hugging Face folder.")] = None,
     mode: Annotated[Mode | None, typer.Option(help="async or colocate.")] = None,
     max_staleness: Annotated[int | None, typer.Option(help="0 is on-policy.")] = None,
-    engine: Annotated[EngineKind | None, typer.Option(help="What generates: embedded or sglang.")] = None,
-    engine_flags: Annotated[str, typer.Option(help="More of SGLang's own, as one text: '--tp 2'.")] = "",
+    engine: Annotated[EngineKind | None, typer.Option(help="What generates: embedded, sglang or vllm.")] = None,
+    engine_flags: Annotated[str, typer.Option(help="More of SGLang's or vLLM's own, as one text: '--tp 2'.")] = "",
     seed: Annotated[int, typer.Option()] = 0,
     engines: Annotated[int, typer.Option(help="Inference engines.")] = 1,
     folder: Annotated[Path | None, typer.Option(help="Where the run is kept.")] = None,
@@ -77,15 +79,53 @@ def train(
 
 @app.command(name="eval")
 def evaluate(
-    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    what: Annotated[str, typer.Argument(help="A run folder; with --engine-url, an environment.")],
     split: Annotated[str, typer.Option()] = "eval",
     limit: Annotated[int | None, typer.Option()] = None,
+    engine_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible URL, usually ending in /v1.")] = None,
+    engine_model: Annotated[str | None, typer.Option(help="The model's name there.")] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="The variable that holds the key for it.")] = None,
+    concurrency: Annotated[int, typer.Option(help="Episodes at once, with --engine-url.")] = 16,
+    save: Annotated[Path | None, typer.Option(help="With --engine-url: a file for the trajectories, JSON lines.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help=SETTING_HELP)] = None,
 ) -> None:
-    """Play a split greedily with a trained model."""
+    """Play a split greedily with a trained model, or with a model behind any OpenAI-compatible URL."""
+    if engine_url is not None:
+        _evaluate_endpoint(what, split, limit, engine_url, engine_model, api_key_env, concurrency, save, set_ or [])
+        return
+    if engine_model or api_key_env or save or set_:
+        raise ConfigError("--engine-model, --api-key-env, --save and --set need --engine-url")
     from relax_sdk.run import Run
 
-    with Run.load(folder) as run:
+    with Run.load(Path(what)) as run:
         typer.echo(f"{run.config.env} [{split}]: {run.evaluate(split, limit)}")
+
+
+def _evaluate_endpoint(
+    env: str,
+    split: str,
+    limit: int | None,
+    url: str,
+    model: str | None,
+    key_env: str | None,
+    concurrency: int,
+    save: Path | None,
+    settings: list[str],
+) -> None:
+    from relax_sdk.endpoint import Endpoint
+
+    if model is None:
+        raise ConfigError("name the model at the URL with --engine-model")
+    key = os.environ.get(key_env) if key_env else None
+    if key_env and not key:
+        raise ConfigError(f"--api-key-env {key_env}: there is no such variable, or it is empty")
+    result = Endpoint(url, model, key, concurrency).evaluate(env, split, limit, **parse_settings(settings))
+    typer.echo(f"{env} [{split}] with {model}: {result}")
+    for name, mean in result.components.items():
+        typer.echo(f"  {name}: {mean:.3f}")
+    if save is not None:
+        save.write_bytes(b"".join(msgspec.json.encode(trajectory) + b"\n" for trajectory in result.trajectories))
+        typer.echo(f"trajectories, without tokens: {save}")
 
 
 @app.command()

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from relax_sdk.errors import ConfigError
 
 Mode = Literal["async", "colocate"]
-EngineKind = Literal["embedded", "sglang"]
+EngineKind = Literal["embedded", "sglang", "vllm"]
 BusName = Literal["local", "transfer_queue"]
 
 
@@ -314,9 +314,9 @@ class RunConfig:
     max_staleness: int = 1
     """0 is on-policy; a group older than this at its lease is dropped and counted."""
     engine: EngineKind = "embedded"
-    """What generates: our own small server, or a real SGLang server from an environment of its own."""
+    """What generates: our own small server, or a real SGLang or vLLM server from an environment of its own."""
     engine_flags: tuple[str, ...] = ()
-    """More flags for SGLang's command line, such as `("--tp", "2")`."""
+    """More flags for the command line of SGLang or vLLM, such as `("--tp", "2")`."""
     engines: int = 1
     engine_hosts: tuple[str, ...] = ()
     """Hosts besides this machine from which engines may be added to the run by their URL."""
@@ -333,6 +333,11 @@ class RunConfig:
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
+        if "://" in str(self.engine):
+            raise ConfigError(
+                f"engine={self.engine!r}: a run starts its own engines, as training needs token ids and weight updates, which "
+                "a URL of the OpenAI API does not give. `relax eval ENV --engine-url URL` evaluates it"
+            )
         _check_types(self)
         _require(self.steps >= 1, self, "steps", "1 or more")
         _require(self.max_staleness >= 0, self, "max_staleness", "0 or more")
@@ -342,8 +347,8 @@ class RunConfig:
             raise ConfigError(f"engines = {self.engines}; autoscale allows {scale.min_engines} to {scale.max_engines}")
         if scale.max_engines and self.mode == "colocate":
             raise ConfigError("autoscale.max_engines needs mode='async'; in mode='colocate' the trainer always waits")
-        if self.engine_flags and self.engine != "sglang":
-            raise ConfigError(f"engine_flags {list(self.engine_flags)} are SGLang's; they need engine='sglang'")
+        if self.engine_flags and self.engine == "embedded":
+            raise ConfigError(f"engine_flags {list(self.engine_flags)} need engine='sglang' or 'vllm', whose own they are")
         if self.mode == "colocate" and self.max_staleness != 0:
             raise ConfigError(
                 f"mode='colocate' alternates generation and training, so max_staleness must be 0, got {self.max_staleness}"

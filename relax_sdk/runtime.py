@@ -16,6 +16,7 @@ from relax_sdk.run import Evaluation
 
 if TYPE_CHECKING:
     from relax_sdk.doctor import Finding
+    from relax_sdk.endpoint import Endpoint, EndpointEvaluation
 
 GROUP = "relax.runtimes"
 EXTRAS = {"ray": "server,ray"}
@@ -84,6 +85,16 @@ class Runtime(Protocol):
 
     def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
         """What such a run, kept in `folder`, would find: what is there, and what is missing."""
+        ...
+
+
+class EndpointPlayer(Protocol):
+    """Plays with models that run elsewhere; the `local` runtime does."""
+
+    def evaluate_endpoint(
+        self, spec: EnvSpec, config: RunConfig, endpoint: Endpoint, split: str, limit: int | None
+    ) -> EndpointEvaluation:
+        """Play a split; no engine is started."""
         ...
 
 

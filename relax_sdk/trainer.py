@@ -60,8 +60,8 @@ class Trainer:
         agent: `async def agent(session)` that plays an episode instead of the built-in chat and tool loops; or a command such
             as `"python my_agent.py"`, started for every episode with `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its environment.
         seed: of weights, episodes and data order.
-        engine: what generates: `embedded`, our own small server, or `sglang`, a real SGLang server (`docs/engines.md`).
-        engine_flags: more flags for SGLang's command line, such as `["--tp", "2"]`.
+        engine: what generates: `embedded`, our own small server, or a real SGLang or vLLM server (`docs/engines.md`).
+        engine_flags: more flags for the command line of SGLang or vLLM, such as `["--tp", "2"]`.
         engines: how many of them.
         engine_hosts: hosts besides this machine from which engines may be added to the run by their URL.
         bus: how groups reach the trainer: `local`, straight from the journal; `transfer_queue`, through TransferQueue on Ray.

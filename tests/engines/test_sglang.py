@@ -16,14 +16,17 @@ import pytest
 import torch
 from engine_reference import Reference
 from relax_server.engines.base import GenerateRequest
+from relax_server.engines.kept import KEEPER
 from relax_server.engines.sglang import environment
 from relax_server.engines.sglang.broadcast import WeightGroup
-from relax_server.engines.sglang.client import SglangEngine, read_shapes
+from relax_server.engines.sglang.client import SglangEngine
 from relax_server.engines.sglang.environment import find_python, look
-from relax_server.engines.sglang.process import KEEPER, SglangProcess
+from relax_server.engines.sglang.process import SglangProcess
+from relax_server.engines.weight_shapes import read_shapes
 from relax_server.models.catalog import resolve_model
 from safetensors.torch import load_file
 
+import relax_sdk
 from relax_sdk.config import SamplingParams
 from relax_sdk.errors import ConfigError, EngineError, EngineUnavailable
 
@@ -39,19 +42,19 @@ def installed() -> None:
 
 
 def test_what_is_missing_is_said_with_the_command_that_brings_it(tmp_path, monkeypatch):
-    monkeypatch.delenv(environment.VARIABLE, raising=False)
+    monkeypatch.delenv(environment.VENV.variable, raising=False)
     monkeypatch.setenv("RELAX_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(environment.relax_sdk, "__file__", str(tmp_path / "relax_sdk" / "__init__.py"))
+    monkeypatch.setattr(relax_sdk, "__file__", str(tmp_path / "relax_sdk" / "__init__.py"))
     with pytest.raises(ConfigError, match=r"relax engine sglang --install.*make \.venv-sglang.*RELAX_SGLANG_PYTHON"):
         find_python()
-    monkeypatch.setenv(environment.VARIABLE, str(tmp_path / "nowhere"))
+    monkeypatch.setenv(environment.VENV.variable, str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match=r"nowhere \(from \$RELAX_SGLANG_PYTHON\)"):
         find_python()
     folder = tmp_path / ".venv-sglang" / "bin"
     folder.mkdir(parents=True)
     (folder / "python").symlink_to(sys.executable)
-    monkeypatch.delenv(environment.VARIABLE)
+    monkeypatch.delenv(environment.VENV.variable)
     assert find_python() == folder / "python" == find_python(folder.parent) == find_python(folder / "python")
 
 

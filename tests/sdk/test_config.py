@@ -87,7 +87,7 @@ BAD: list[tuple[type, str, Any, str]] = [
     (RunConfig, "max_staleness", -1, "0 or more"),
     (RunConfig, "engines", 0, "1 or more"),
     (RunConfig, "mode", "sync", "async, colocate"),
-    (RunConfig, "engine", "vllm", "embedded, sglang"),
+    (RunConfig, "engine", "tgi", "embedded, sglang, vllm"),
     (RunConfig, "model", 3, "text"),
 ]
 
@@ -106,10 +106,11 @@ def test_colocation_is_on_policy() -> None:
     assert RunConfig("tone-v0", mode="colocate", max_staleness=0).mode == "colocate"
 
 
-def test_flags_of_sglang_need_sglang():
+def test_flags_of_an_engine_need_that_engine():
     with pytest.raises(ConfigError, match=r"--tp.*engine='sglang'"):
         RunConfig("tone-v0", engine_flags=("--tp", "2"))
-    assert RunConfig("tone-v0", engine="sglang", engine_flags=("--tp", "2")).engine_flags == ("--tp", "2")
+    for engine in ("sglang", "vllm"):
+        assert RunConfig("tone-v0", engine=engine, engine_flags=("--tp", "2")).engine_flags == ("--tp", "2")
 
 
 def test_every_default_is_allowed_and_plain() -> None:

@@ -20,6 +20,7 @@ from relax_server.api.settings import ServiceConfig
 from relax_server.engines.base import Engine
 from relax_server.engines.coalesce import CoalescingEngine
 from relax_server.engines.http import HttpEngine
+from relax_server.engines.kinds import connect_running
 from relax_server.engines.process import EngineProcess
 from relax_server.garbage import settle
 from relax_server.models.catalog import resolve_model
@@ -62,7 +63,7 @@ async def _serve(config: ServiceConfig) -> None:
         await process.start()
     urls = config.engines if process is None else (process.url,)
     inline = process is None and not config.media_paths
-    engines: list[Engine] = [CoalescingEngine(HttpEngine(url, inline_media=inline)) for url in urls]
+    engines: list[Engine] = [CoalescingEngine(await connect_running(url, inline)) for url in urls]
     try:
         for engine in engines:
             if not await engine.health():

@@ -66,6 +66,42 @@ def sglang(
     _keep(process, f"sglang: {model}", 600.0, restarts)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def vllm(
+    context: typer.Context,
+    model: Model = "relax/tiny-qwen3",
+    port: Port = 8000,
+    python: Annotated[
+        Path | None, typer.Option("--python", "--venv", help="Of vLLM's environment: its interpreter or its folder.")
+    ] = None,
+    dtype: DType = "float32",
+    threads: Threads = 1,
+    max_total_tokens: Tokens = None,
+    log: Log = Path("runs/engines/vllm.log"),
+    restarts: Restarts = 5,
+    install: Annotated[bool, typer.Option("--install", help="Build vLLM's environment, and do no more.")] = False,
+) -> None:
+    """Run a real vLLM server for a text model; options that are not named here go to vLLM as they are."""
+    from relax_server.engines.vllm.environment import install as build
+    from relax_server.engines.vllm.process import VllmProcess
+
+    if install:
+        typer.echo(f"vLLM can be used: {build(python, typer.echo)}")
+        return
+    process = VllmProcess(
+        model,
+        log,
+        python=python,
+        dtype=dtype,
+        threads=threads,
+        port=port,
+        max_total_tokens=max_total_tokens,
+        flags=context.args,
+        progress=lambda what: typer.echo(f"vllm: {what}"),
+    )
+    _keep(process, f"vllm: {model}", 600.0, restarts)
+
+
 @app.command()
 def embedded(
     model: Model = "relax/tiny-omni",

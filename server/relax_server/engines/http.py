@@ -66,12 +66,12 @@ class HttpEngine:
         payload = {**self._payload(request), "stream": True}
         try:
             async with self._open().post(
-                self.url + "/generate", data=orjson.dumps(payload), headers=_JSON, timeout=aiohttp.ClientTimeout(total=timeout)
+                self.url + "/generate", data=orjson.dumps(payload), headers=JSON, timeout=aiohttp.ClientTimeout(total=timeout)
             ) as response:
                 if response.status != 200:
                     raise self._refused("/generate", response.status, await response.read())
                 finished = False
-                async for event in _events(response):
+                async for event in events(response):
                     if "error" in event:
                         raise EngineError(str(self._refused("/generate", 500, orjson.dumps(event))))  # SGLang's way of refusing
                     generation = self._read(event, request)
@@ -268,10 +268,25 @@ class HttpEngine:
             raise self._wrong(f"{path} answered something that is not JSON: {raw[:200]!r}") from error
 
     async def _bytes(self, method: str, path: str, payload: Mapping[str, Any] | None, timeout: float) -> bytes:
+        return (await self._exchange(method, path, payload, timeout))[0]
+
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        payload: Mapping[str, Any] | None,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """Body and headers of an answer."""
         data = None if payload is None else orjson.dumps(payload)
         try:
             async with self._open().request(
-                method, self.url + path, data=data, headers=_JSON, timeout=aiohttp.ClientTimeout(total=timeout)
+                method,
+                self.url + path,
+                data=data,
+                headers={**JSON, **(headers or {})},
+                timeout=aiohttp.ClientTimeout(total=timeout),
             ) as response:
                 raw = await response.read()
         except TimeoutError as error:
@@ -280,7 +295,7 @@ class HttpEngine:
             raise EngineUnavailable(f"{self.url}{path}: {error or type(error).__name__}") from error
         if response.status != 200:
             raise self._refused(path, response.status, raw)
-        return raw
+        return raw, response.headers
 
     def _refused(self, path: str, status: int, raw: bytes) -> EngineError:
         text = f"{self.url}{path} answered {status}: {_message(raw)}"
@@ -299,7 +314,7 @@ class HttpEngine:
         return EngineAborted(f"{self.url}: aborted after {n} tokens ({reason.get('message') or 'no reason given'})")
 
 
-_JSON = {"Content-Type": "application/json"}
+JSON = {"Content-Type": "application/json"}
 _BULKY = frozenset({"output_token_logprobs", "input_token_logprobs", "routed_experts"})
 
 
@@ -311,7 +326,7 @@ def _logprob_row(value: Any) -> bool:
     return isinstance(value, list) and len(value) >= 2
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
     """The JSON bodies of server-sent events, up to `[DONE]`; an event may be of any length."""
     buffer = b""
     async for chunk in response.content.iter_any():

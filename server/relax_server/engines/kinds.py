@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from relax_sdk.config import EngineKind
+from relax_sdk.errors import EngineError
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess, ServerProcess
 from relax_server.engines.sglang.client import SglangEngine
 from relax_server.engines.sglang.process import SglangProcess
+from relax_server.engines.vllm.client import VllmEngine
+from relax_server.engines.vllm.process import VllmProcess
 from relax_server.models.layout import routed_shape
+
+PROCESSES: dict[EngineKind, Callable[..., ServerProcess]] = {
+    "embedded": EngineProcess,
+    "sglang": SglangProcess,
+    "vllm": VllmProcess,
+}
 
 
 def process_of(kind: EngineKind, model_path: Path, log_path: Path, **settings: Any) -> ServerProcess:
@@ -20,9 +30,9 @@ def process_of(kind: EngineKind, model_path: Path, log_path: Path, **settings: A
         kind: what is to run there.
         model_path: of the model to serve.
         log_path: where its output goes.
-        **settings: those of `SglangProcess` or `EngineProcess`.
+        **settings: those of its process.
     """
-    return (SglangProcess if kind == "sglang" else EngineProcess)(model_path, log_path, **settings)
+    return PROCESSES[kind](model_path, log_path, **settings)
 
 
 def connect(kind: EngineKind, url: str, media_root: Path, model_path: Path, inline_media: bool = False) -> HttpEngine:
@@ -40,4 +50,24 @@ def connect(kind: EngineKind, url: str, media_root: Path, model_path: Path, inli
     """
     if kind == "sglang":
         return SglangEngine(url, media_root, inline_media=inline_media, routed_shape=routed_shape(model_path))
+    if kind == "vllm":
+        return VllmEngine(url)
     return HttpEngine(url, media_root, inline_media=inline_media)
+
+
+async def connect_running(url: str, inline_media: bool) -> HttpEngine:
+    """A client of a server that somebody else started, whatever it is.
+
+    Args:
+        url: where.
+        inline_media: send the bytes of media, as it cannot read our files.
+    """
+    engine = HttpEngine(url, inline_media=inline_media)
+    try:
+        kind = (await engine.server_info()).get("engine")
+    except EngineError:  # its health is asked for next
+        return engine
+    if kind != "vllm":
+        return engine
+    await engine.close()
+    return VllmEngine(url)

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 from relax_sdk.config import RunConfig, SamplingParams
 from relax_sdk.doctor import Finding, examine_machine
+from relax_sdk.endpoint import Endpoint, EndpointEvaluation
 from relax_sdk.errors import EngineError, RunError
 from relax_sdk.messages import AssistantMessage, Message
+from relax_sdk.registry import EnvSpec
 from relax_sdk.run import Evaluation
 from relax_sdk.runtime import Job, Observer
 from relax_server.models.catalog import resolve_model
@@ -21,6 +23,7 @@ from relax_server.roles.host import LocalHost
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import Chat, ChatDone, Died, Evaluate, Evaluated, Failed, RolloutReady, StartRollout
 from relax_server.roles.slot import start_engine
+from relax_server.rollout.chat import evaluate_endpoint
 
 T = TypeVar("T")
 
@@ -77,6 +80,16 @@ class LocalRuntime:
     def open_model(self, job: Job) -> LocalSession:
         """Start an engine and a rollout process with the run's trained weights."""
         return LocalSession(job)
+
+    def evaluate_endpoint(
+        self, spec: EnvSpec, config: RunConfig, endpoint: Endpoint, split: str, limit: int | None
+    ) -> EndpointEvaluation:
+        """Play a split with a model elsewhere; no engine is started."""
+        thread = LoopThread()
+        try:
+            return thread.submit(evaluate_endpoint(spec, config, endpoint, split, limit)).result()
+        finally:
+            thread.close()
 
     def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
         """Whether this machine can train."""

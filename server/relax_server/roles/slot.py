@@ -16,10 +16,11 @@ from relax_server.engines.kinds import connect
 from relax_server.roles.host import Engine, Host
 from relax_server.roles.layout import RunLayout
 
-START_SECONDS = {"embedded": 180.0, "sglang": 600.0}
+START_SECONDS = {"embedded": 180.0, "sglang": 600.0, "vllm": 600.0}
 """For an engine to load its model and answer, by kind."""
 
-LOGS = {"embedded": "engine.log", "sglang": "sglang.log"}
+LOGS = {"embedded": "engine.log", "sglang": "sglang.log", "vllm": "vllm.log"}
+NAMES = {"sglang": "SGLang", "vllm": "vLLM"}
 
 SlotState = Literal["starting", "current", "draining", "lost"]
 
@@ -116,7 +117,7 @@ async def start(slot: EngineSlot, job: Job, model_path: Path) -> None:
 
     Raises:
         EngineUnavailable: it ended, or was not ready in time.
-        ConfigError: SGLang is wanted and not installed, or cannot do here what the run wants.
+        ConfigError: SGLang or vLLM is wanted and not installed, or cannot do here what the run wants.
     """
     if slot.process is not None:
         await slot.process.start(START_SECONDS[slot.kind])
@@ -155,11 +156,12 @@ def make_process(
         weight_version=version,
         features=features,
     )
-    if config.engine == "sglang":
+    if config.engine != "embedded":
+        name = NAMES[config.engine]
         settings |= dict(
             releases_memory=config.mode == "colocate" and train,
             flags=config.engine_flags,
-            progress=lambda what: stage(f"SGLang: {what}"),
+            progress=lambda what: stage(f"{name}: {what}"),
         )
     else:
         settings["timeline"] = RunLayout(job.folder).timeline if train else None

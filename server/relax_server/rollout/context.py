@@ -6,10 +6,10 @@ import asyncio
 import functools
 import json
 from collections import Counter, deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relax_sdk.config import RolloutConfig, SamplingParams
 from relax_sdk.env import Env
@@ -22,6 +22,9 @@ from relax_server.rollout.media import MediaIntake
 from relax_server.rollout.pool import EnginePool
 from relax_server.rollout.rendering import Renderer
 from relax_server.rollout.threads import CallThreads
+
+if TYPE_CHECKING:
+    from relax_server.rollout.session import EpisodeSession
 
 AGENT_GROUP = "relax.agents"
 """Entry points: `chat` and `tools` are the built-in loops."""
@@ -69,6 +72,10 @@ class RolloutContext:
     """Ask the engine for the experts it chose."""
     observes: bool = True
     """Whether an episode must begin with an observation; not so where the agent has a world of its own."""
+    tokens: bool = True
+    """Whether answers come with token ids; then a trajectory is of use only if it has some."""
+    make_session: Callable[..., EpisodeSession] | None = None
+    """In place of `EpisodeSession`, of its arguments."""
     tally: Tally = field(default_factory=Tally)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """Episodes in flight, and environments being closed."""

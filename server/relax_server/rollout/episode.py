@@ -41,7 +41,7 @@ class Episode:
         self.context = context
         self.task = task
         self.state: State | Status = State.QUEUED
-        self.session = EpisodeSession(context, task, self._enter)
+        self.session: EpisodeSession = (context.make_session or EpisodeSession)(context, task, self._enter)
         self.result: asyncio.Future[Trajectory] = asyncio.get_running_loop().create_future()
         self.error: RelaxError | None = None
         self._task: asyncio.Task[None] | None = None

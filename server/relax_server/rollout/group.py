@@ -132,7 +132,7 @@ async def play_group(context: RolloutContext, task: GroupTask) -> GroupResult:
         context.pool.release(task.id)
     kept = [play.kept[index] for index in sorted(play.kept)]
     result = GroupResult(None, [play.last[i] for i in sorted(play.last)], play.failures, play.error)
-    usable = any(trajectory.status in USABLE and trajectory.n_response_tokens for trajectory in kept)
+    usable = any(t.status in USABLE and (t.n_response_tokens or not context.tokens) for t in kept)
     if usable and await _score(play, kept, result):
         result.group = Group(task.id, context.spec.id, task.task_index, kept)
     return result

@@ -108,7 +108,7 @@ class EpisodeSession:
             prompt = self._environment.system_prompt
             if prompt is not None:
                 messages.insert(0, Message("system", (Text(prompt),)))
-            self.recorder = TokenRecorder(self.context.renderer, *self.context.tools(self._environment))
+            self.recorder = self._make_recorder()
         except BaseException as error:
             raise self._fail("reset", error) from error
         finally:
@@ -118,16 +118,22 @@ class EpisodeSession:
         self._enter = _told  # a reference back to the episode would leave both to the garbage collector
         return messages
 
+    def _make_recorder(self) -> TokenRecorder | None:
+        return TokenRecorder(self.context.renderer, *self.context.tools(self._environment))
+
     async def generate(self, messages: Sequence[Message]) -> AssistantMessage:
         """See `Session.generate`."""
         try:
-            return (await self.call(messages)).message
+            return await self._ask(messages)
         except EpisodeOver:
             raise
         except BaseException as error:
             if error is self.failure:
                 raise
             raise self._fail("generate", error, EpisodeError) from error
+
+    async def _ask(self, messages: Sequence[Message]) -> AssistantMessage:
+        return (await self.call(messages)).message
 
     async def call(self, messages: Sequence[Message], options: CallOptions | None = None) -> Answer:
         """Ask the policy, with all that an agent may ask for; several calls may be under way at once.
@@ -376,7 +382,7 @@ class EpisodeSession:
         if self.done:
             await asyncio.sleep(0)
             raise self._fail("session", EpisodeError("the agent acts though the episode is over"))
-        if self.recorder is None:
+        if self.outcome is None:
             raise self._fail("session", EpisodeError("call reset first"))
 
     def _end(self, reason: str) -> EpisodeOver:

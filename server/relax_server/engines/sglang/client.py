@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from relax_sdk.errors import EngineError
 from relax_server.engines.base import GenerateRequest, Generation, PauseMode
 from relax_server.engines.http import CONTROL_TIMEOUT, HttpEngine
-from relax_server.models.layout import model_config
+from relax_server.engines.weight_shapes import WeightShapes, read_shapes
 
 if TYPE_CHECKING:
     import torch
@@ -48,8 +45,7 @@ class SglangEngine(HttpEngine):
     ) -> None:
         super().__init__(url, media_root, inline_media=inline_media, routed_shape=routed_shape, control_timeout=control_timeout)
         self._paused: PauseMode | None = None
-        self._weights: dict[str, list[int]] | None = None
-        self._tied = False
+        self._weights: WeightShapes | None = None
         self._settings: dict[str, Any] | None = None
 
     async def generate(self, request: GenerateRequest, timeout: float) -> list[Generation]:
@@ -189,20 +185,8 @@ class SglangEngine(HttpEngine):
         """Whether weights are of the served model; what SGLang does not find a place for it only logs."""
         if self._weights is None:
             served = Path((await self.model_info())["model_path"])
-            self._weights, self._tied = await asyncio.to_thread(lambda: _model(served) if served.is_dir() else (new, False))
-        old = self._weights
-        if self._tied:  # the head is the embedding; some folders hold it all the same
-            old, new = ({n: shape for n, shape in w.items() if not n.endswith("lm_head.weight")} for w in (old, new))
-        if new == old:
-            return
-        missing, unknown = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
-        if missing or unknown:
-            raise EngineError(
-                f"{what}: the weights do not fit the model: {len(missing)} missing {missing[:4]}, "
-                f"{len(unknown)} unknown names {unknown[:4]}"
-            )
-        name = next(name for name in old if old[name] != new[name])
-        raise EngineError(f"{what}: weight {name} has shape {new[name]}, but the model has {old[name]}")
+            self._weights = await asyncio.to_thread(WeightShapes.of_served, served, new)
+        self._weights.check(new, what)
 
     async def pause(self, mode: PauseMode) -> None:
         await super().pause(mode)
@@ -234,30 +218,3 @@ class SglangEngine(HttpEngine):
             sum(load[name] for load in loads) for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
         )
         return {**info, "running": running, "waiting": waiting, "cached_tokens": used}
-
-
-def _model(folder: Path) -> tuple[dict[str, list[int]], bool]:
-    """Shapes of a model's weights, and whether its head is its embedding."""
-    return read_shapes(folder), bool(model_config(folder).get("tie_word_embeddings"))
-
-
-def read_shapes(folder: Path) -> dict[str, list[int]]:
-    """Name and shape of every weight in a folder, from the heads of its safetensors files (the format's first 8 bytes are the
-    length of a JSON header).
-
-    Raises:
-        EngineError: no such files, or one is damaged.
-    """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise EngineError(f"{folder}: no *.safetensors file there")
-    shapes: dict[str, list[int]] = {}
-    for file in files:
-        try:
-            with file.open("rb") as handle:
-                (length,) = struct.unpack("<Q", handle.read(8))
-                head = orjson.loads(handle.read(length))
-        except (OSError, ValueError, OverflowError, MemoryError, struct.error) as error:
-            raise EngineError(f"{file}: cannot be read ({error})") from error
-        shapes |= {name: row["shape"] for name, row in head.items() if name != "__metadata__"}
-    return shapes

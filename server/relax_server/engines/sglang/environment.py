@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import relax_sdk
-from relax_sdk.errors import ConfigError, EngineError
-from relax_server.models.catalog import cache_root
+from relax_sdk.errors import ConfigError
+from relax_server.engines.venv import Venv, ask, build
 
 VERSION = "0.5.23"
-VARIABLE = "RELAX_SGLANG_PYTHON"
-FOLDER = ".venv-sglang"
-BUILD = f"`relax engine sglang --install`, or `make {FOLDER}` in a checkout"
+VENV = Venv("SGLang", "sglang", VERSION)
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 SHIM = Path(__file__).with_name("cpu_shim")
-
-LOOK_SECONDS = 120.0
-"""For importing torch in the environment, which reads much from a disk that may be slow."""
 
 _LOOK = """
 import importlib.metadata, importlib.util, json, sys
@@ -55,36 +44,13 @@ class SglangEnvironment:
     """Packages that models with media need and that it lacks."""
 
 
-def installed_folder() -> Path:
-    """Where `install` puts the environment."""
-    return cache_root() / f"sglang-{VERSION}"
-
-
 def find_python(python: str | Path | None = None) -> Path:
-    """The interpreter of SGLang's environment.
-
-    Looked for in this order: `python`, `$RELAX_SGLANG_PYTHON`, `.venv-sglang` in the working folder and in the checkout, and
-    what `install` built.
-
-    Args:
-        python: an interpreter, or the folder of a virtual environment.
+    """The interpreter of SGLang's environment: `Venv.find`.
 
     Raises:
         ConfigError: there is none; the message holds the command that builds it.
     """
-    named = python or os.environ.get(VARIABLE)
-    if named:
-        path = Path(named)
-        path = path / "bin" / "python" if path.is_dir() else path
-        if not path.exists():
-            raise ConfigError(f"SGLang: there is no interpreter at {path} ({'given' if python else f'from ${VARIABLE}'})")
-        return path
-    checkout = Path(relax_sdk.__file__).parent.parent
-    places = [Path.cwd() / FOLDER, checkout / FOLDER, installed_folder()]
-    for place in places:
-        if (place / "bin" / "python").exists():
-            return place / "bin" / "python"
-    raise ConfigError(f"SGLang is not installed; {BUILD} installs it. Or name an interpreter that has it in ${VARIABLE}")
+    return VENV.find(python)
 
 
 async def look(python: Path) -> SglangEnvironment:
@@ -94,29 +60,10 @@ async def look(python: Path) -> SglangEnvironment:
         ConfigError: no SGLang in it, or it does not run.
         EngineError: no answer in time.
     """
-    process = await asyncio.create_subprocess_exec(
-        str(python), "-c", _LOOK, *OMNI_NEEDS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()
-    )
-    try:
-        out, err = await asyncio.wait_for(process.communicate(), LOOK_SECONDS)
-    except TimeoutError:
-        raise EngineError(f"{python} did not say within {LOOK_SECONDS:g} s what it holds") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode != 0:
-        raise ConfigError(f"{python} does not run: {err.decode(errors='replace')[-2000:]}")
-    found = json.loads(out.splitlines()[-1])
+    found = await ask(python, _LOOK, *OMNI_NEEDS)
     if found["version"] is None:
-        raise ConfigError(f"{python} has no SGLang; {BUILD} installs it")
+        raise ConfigError(f"{python} has no SGLang; {VENV.build} installs it")
     return SglangEnvironment(python, found["version"], found["cuda"], tuple(found["missing"]))
-
-
-def clean_environment() -> dict[str, str]:
-    """Ours without what would make SGLang's interpreter import our packages, or what lies in the working folder."""
-    ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    return {key: value for key, value in os.environ.items() if key not in ours} | {"PYTHONSAFEPATH": "1"}
 
 
 def install(folder: Path | None = None, say: Callable[[str], None] = print) -> Path:
@@ -130,25 +77,17 @@ def install(folder: Path | None = None, say: Callable[[str], None] = print) -> P
     Raises:
         EngineError: pip failed; the message holds the end of what it said.
     """
-    folder = folder or installed_folder()
-    python = folder / "bin" / "python"
-    gpu = Path("/proc/driver/nvidia/version").exists()
-    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", "-q"]
-    needs = ["-r", str(REQUIREMENTS)]
-    steps = [(f"creating {folder}", [sys.executable, "-m", "venv", str(folder)])]
-    if gpu:
-        steps += [("SGLang and CUDA packages", [*pip, f"sglang=={VERSION}"])]
-        steps += [("what media need", [*pip, *(line for line in media_requirements())])]
+    get = ["install", "--progress-bar", "off"]
+    if Path("/proc/driver/nvidia/version").exists():
+        steps = [("SGLang and CUDA packages", [*get, f"sglang=={VERSION}"]), ("what media need", [*get, *media_requirements()])]
     else:
-        steps += [("torch", [*pip, "torch==2.13.0"])]
         bare = [f"sglang=={VERSION}", "torchvision==0.28.0", "triton==3.6.0"]
-        steps += [("SGLang without CUDA packages", [*pip, "--no-deps", *bare]), ("what it needs", [*pip, *needs])]
-    for name, command in steps:
-        say(f"==> {name}")
-        done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=3600)
-        if done.returncode != 0:
-            raise EngineError(f"{' '.join(command)} failed:\n{(done.stderr or done.stdout)[-3000:]}")
-    return python
+        steps = [
+            ("torch", [*get, "torch==2.13.0"]),
+            ("SGLang without CUDA packages", [*get, "--no-deps", *bare]),
+            ("what it needs", [*get, "-r", str(REQUIREMENTS)]),
+        ]
+    return build(folder or VENV.installed(), steps, say)
 
 
 def media_requirements() -> list[str]:

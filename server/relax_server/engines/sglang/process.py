@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
-import re
 import shutil
-import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,26 +11,15 @@ from pathlib import Path
 
 import relax_sdk
 import relax_server
-from relax_sdk.errors import ConfigError, EngineError, EngineUnavailable
-from relax_server.engines.http import HttpEngine
-from relax_server.engines.process import ServerProcess
-from relax_server.engines.sglang.environment import (
-    BUILD,
-    SHIM,
-    VERSION,
-    SglangEnvironment,
-    clean_environment,
-    find_python,
-    look,
-)
+from relax_sdk.errors import ConfigError, EngineError
+from relax_server.engines.kept import KeptProcess, take_port
+from relax_server.engines.sglang.environment import SHIM, VENV, VERSION, SglangEnvironment, find_python, look
+from relax_server.engines.venv import clean_environment
 from relax_server.models.catalog import resolve_model
 from relax_server.models.layout import architecture
 
-KEEPER = Path(__file__).with_name("keeper.py")
 PLUGIN = "relax_server.engines.sglang.plugin"
 OMNI = "Qwen3OmniMoeThinkerForConditionalGeneration"
-POLL_SECONDS = 0.25
-PORTS = range(20_000, 32_000)
 
 CPU_FLAGS = {
     "--device": "cpu",
@@ -46,18 +30,8 @@ CPU_FLAGS = {
 CPU_TOKENS = 65_536
 """KV slots on CPU, where SGLang would take half of the machine's memory."""
 
-STAGES = {
-    r"Init torch distributed begin": "starting up",
-    r"Load weight begin": "loading weights",
-    r"Load weight end": "weights loaded",
-    r"KV Cache is allocated": "memory taken",
-    r"Capture cuda graph begin": "capturing CUDA graphs",
-    r"Application startup complete": "answering",
-}
-"""Lines of its log that say how far it is."""
 
-
-class SglangProcess(ServerProcess):
+class SglangProcess(KeptProcess):
     """One SGLang server; it ends when this process does. The interface is `EngineProcess`'s.
 
     Args:
@@ -80,6 +54,16 @@ class SglangProcess(ServerProcess):
         env: added to the child's environment.
     """
 
+    name = "SGLang"
+    stages = {
+        r"Init torch distributed begin": "starting up",
+        r"Load weight begin": "loading weights",
+        r"Load weight end": "weights loaded",
+        r"KV Cache is allocated": "memory taken",
+        r"Capture cuda graph begin": "capturing CUDA graphs",
+        r"Application startup complete": "answering",
+    }
+
     def __init__(
         self,
         model_path: str | Path,
@@ -101,13 +85,13 @@ class SglangProcess(ServerProcess):
         progress: Callable[[str], None] = lambda what: None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(log_path)
+        super().__init__(log_path, progress)
         self._model, self._python, self._media_root = str(model_path), python, media_root
         self._threads, self._dtype, self._host, self._port = threads, dtype, host, port
         self._max_total_tokens, self._max_running = max_total_tokens, max_running
         self._routes, self._version = return_routed_experts, weight_version
         self._features, self._releases_memory = features, releases_memory
-        self._flags, self._progress, self._env = tuple(flags), progress, dict(env or {})
+        self._flags, self._env = tuple(flags), dict(env or {})
         self._packages: Path | None = None
 
     async def start(self, timeout: float = 300.0) -> None:
@@ -127,7 +111,7 @@ class SglangProcess(ServerProcess):
         if environment.version != VERSION and not environment.cuda:
             raise ConfigError(
                 f"{environment.python} has SGLang {environment.version}; on CPU only {VERSION} is known to run. "
-                f"{BUILD} installs that"
+                f"{VENV.build} installs that"
             )
         if environment.version != VERSION:
             self._progress(f"SGLang {environment.version}; {VERSION} is what this is tested with")
@@ -140,25 +124,14 @@ class SglangProcess(ServerProcess):
         if omni and environment.missing:
             raise ConfigError(
                 f"{environment.python} lacks {', '.join(environment.missing)}, which media need; "
-                f"{environment.python} -m pip install them, or {BUILD} builds an environment that has them"
+                f"{environment.python} -m pip install them, or {VENV.build} builds an environment that has them"
             )
-        port = self._port or _free_port()
-        command = [sys.executable, "-S", str(KEEPER), str(os.getpid()), str(environment.python), "-m", "sglang.launch_server"]
-        command += self._arguments(model, environment, omni, port)
+        port = take_port(self._host, self._port)
+        command = [str(environment.python), "-m", "sglang.launch_server", *self._arguments(model, environment, omni, port)]
         self._drop_packages()
         self._packages = _package_folder()
-        size = self.log_path.stat().st_size if self.log_path.exists() else 0
-        await self._launch(command, self._variables(environment, omni))
-        url = f"http://{self._host}:{port}"
-        try:
-            await asyncio.wait_for(self._ready(url, size), max(1.0, timeout - (time.monotonic() - began)))
-        except TimeoutError:
-            await self.stop()
-            raise EngineUnavailable(f"SGLang was not ready within {timeout:g} s\n{self.log_tail()}") from None
-        except BaseException:
-            await self.stop()
-            raise
-        self._url = url
+        left = max(1.0, timeout - (time.monotonic() - began))
+        await self._serve(command, self._variables(environment, omni), f"http://{self._host}:{port}", left)
 
     async def stop(self, timeout: float = 10.0) -> None:
         """Ask it to end, and kill it if it has not after `timeout` seconds."""
@@ -210,47 +183,6 @@ class SglangProcess(ServerProcess):
         if paths:
             variables["PYTHONPATH"] = os.pathsep.join(paths)
         return variables | self._env
-
-    async def _ready(self, url: str, log_from: int) -> None:
-        """Until it answers; tells `progress` what its log says meanwhile."""
-        engine = HttpEngine(url)
-        shown = ""
-        try:
-            while not await engine.health(1.0):
-                if not self.alive():
-                    code = await self.wait()
-                    raise EngineUnavailable(f"SGLang ended with exit code {code} before it was ready\n{self.log_tail()}")
-                stage = self._stage(log_from)
-                if stage != shown:
-                    self._progress(stage)
-                    shown = stage
-                await asyncio.sleep(POLL_SECONDS)
-        finally:
-            await engine.close()
-        self._progress("ready")
-
-    def _stage(self, log_from: int) -> str:
-        with self.log_path.open("rb") as log:
-            log.seek(log_from)
-            text = log.read().decode(errors="replace")
-        reached = [what for line, what in STAGES.items() if re.search(line, text)]
-        return reached[-1] if reached else "importing SGLang"
-
-
-def _free_port() -> int:
-    """One below those that connections take by themselves, as it must stay free until SGLang is imported.
-
-    Raises:
-        EngineError: none was found.
-    """
-    for port in random.sample(PORTS, 64):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise EngineError(f"no free port among 64 tried between {PORTS.start} and {PORTS.stop}; name one")
 
 
 def _package_folder() -> Path:

@@ -16,7 +16,7 @@ import time
 from typing import Any, NoReturn
 
 GRACE = 1.0
-"""Seconds between asking and killing; SGLang would go on until its last request is answered."""
+"""Seconds between asking and killing; some servers would go on until their last request is answered."""
 
 PR_SET_PDEATHSIG = 1
 

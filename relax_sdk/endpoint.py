@@ -1,0 +1,76 @@
+"""`Endpoint`: a model behind any OpenAI-compatible URL, to be evaluated on environments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from relax_sdk.errors import ConfigError
+from relax_sdk.run import Evaluation
+from relax_sdk.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from relax_sdk.env import Env
+    from relax_sdk.registry import EnvSpec
+
+
+@dataclass(frozen=True)
+class EndpointEvaluation(Evaluation):
+    """An `Evaluation` of an endpoint."""
+
+    trajectories: list[Trajectory] = field(default_factory=list, repr=False)
+    """One per task, with messages and rewards, and turns without tokens."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A chat model that is asked with messages and answers with a message; its token ids are not seen, so nothing is trained.
+
+    Images are sent as `image_url`, sounds as `input_audio` and videos as `video_url`, with the bytes in them; an environment's
+    tools are passed on.
+
+        Endpoint("https://api.openai.com/v1", "gpt-5", api_key=key).evaluate("vision-maze-v0", limit=32)
+    """
+
+    url: str
+    """Of the API, usually ending in `/v1`."""
+    model: str
+    api_key: str | None = field(default=None, repr=False)
+    concurrency: int = 16
+    """Episodes at once."""
+
+    def __post_init__(self) -> None:
+        for ok, name, allowed in (
+            (self.url.startswith(("http://", "https://")), "url", "an http:// or https:// URL"),
+            (bool(self.model), "model", "a name that the server knows"),
+            (self.concurrency >= 1, "concurrency", "1 or more"),
+        ):
+            if not ok:
+                raise ConfigError(f"Endpoint.{name} = {getattr(self, name)!r}; allowed: {allowed}")
+
+    def evaluate(
+        self,
+        env: str | type[Env] | EnvSpec,
+        split: str = "eval",
+        limit: int | None = None,
+        **settings: Mapping[str, Any],
+    ) -> EndpointEvaluation:
+        """Play a split once, greedily (temperature 0). Nothing is written.
+
+        Args:
+            env: a registered name, `package.module:Class`, a class or a spec.
+            split: of the tasks.
+            limit: tasks at most; default: `eval.limit`.
+            **settings: sections of `RunConfig`, such as `sampling={"max_new_tokens": 256}`; default: the environment's own.
+
+        Raises:
+            ConfigError: there is no such split, or a setting that the OpenAI API has no word for.
+            RunError: no episode was usable.
+        """
+        from relax_sdk.runtime import EndpointPlayer, find_runtime
+        from relax_sdk.trainer import Trainer
+
+        trainer = Trainer(env, **settings)  # type: ignore[arg-type]
+        player = cast(EndpointPlayer, find_runtime("local"))
+        return player.evaluate_endpoint(trainer.spec, trainer.config, self, split, limit)

@@ -1,0 +1,117 @@
+"""Servers of another Python environment as child processes: started below a keeper, watched until they answer, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from relax_sdk.errors import ConfigError, EngineError, EngineUnavailable
+from relax_server.engines.http import HttpEngine
+from relax_server.engines.process import ServerProcess
+
+KEEPER = Path(__file__).with_name("keeper.py")
+POLL_SECONDS = 0.25
+PORTS = range(20_000, 32_000)
+
+
+class KeptProcess(ServerProcess):
+    """A server that an interpreter of another environment runs; it and all that it starts end when this process does.
+
+    Args:
+        log_path: where its output goes (appended).
+        progress: told what it is doing while it starts.
+    """
+
+    name: ClassVar[str]
+    stages: ClassVar[Mapping[str, str]]
+    """Lines of its log that say how far it is."""
+
+    def __init__(self, log_path: str | Path, progress: Callable[[str], None]) -> None:
+        super().__init__(log_path)
+        self._progress = progress
+
+    async def _serve(self, command: Sequence[str], env: Mapping[str, str], url: str, timeout: float) -> None:
+        """Start it and wait until it answers.
+
+        Raises:
+            EngineUnavailable: it ended or was not ready in time; the message holds the end of its log.
+            EngineError: it is running already.
+        """
+        size = self.log_path.stat().st_size if self.log_path.exists() else 0
+        await self._launch([sys.executable, "-S", str(KEEPER), str(os.getpid()), *command], env)
+        try:
+            await asyncio.wait_for(self._ready(url, size), timeout)
+        except TimeoutError:
+            await self.stop()
+            raise EngineUnavailable(f"{self.name} was not ready within {timeout:g} s\n{self.log_tail()}") from None
+        except BaseException:
+            await self.stop()
+            raise
+        self._url = url
+
+    async def stop(self, timeout: float = 10.0) -> None:
+        """Ask it to end, and kill it if it has not after `timeout` seconds."""
+        await super().stop(timeout)
+
+    async def _ready(self, url: str, log_from: int) -> None:
+        """Until it answers; tells `progress` what its log says meanwhile."""
+        engine = HttpEngine(url)
+        shown = ""
+        try:
+            while not await engine.health(1.0):
+                if not self.alive():
+                    code = await self.wait()
+                    raise EngineUnavailable(f"{self.name} ended with exit code {code} before it was ready\n{self.log_tail()}")
+                stage = self._stage(log_from)
+                if stage != shown:
+                    self._progress(stage)
+                    shown = stage
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            await engine.close()
+        self._progress("ready")
+
+    def _stage(self, log_from: int) -> str:
+        with self.log_path.open("rb") as log:
+            log.seek(log_from)
+            text = log.read().decode(errors="replace")
+        reached = [what for line, what in self.stages.items() if re.search(line, text)]
+        return reached[-1] if reached else f"importing {self.name}"
+
+
+def take_port(host: str, port: int) -> int:
+    """The port that a server is to listen on.
+
+    Args:
+        host: the address.
+        port: 0 picks one below those that connections take by themselves, as it must stay free until the server is imported.
+
+    Raises:
+        ConfigError: somebody listens there already.
+        EngineError: no free one was found.
+    """
+    if port:
+        if not _free(host, port):
+            raise ConfigError(f"port {port} of {host} is in use; name another one, or 0 to have a free one picked")
+        return port
+    for candidate in random.sample(PORTS, 64):
+        if _free("127.0.0.1", candidate):
+            return candidate
+    raise EngineError(f"no free port among 64 tried between {PORTS.start} and {PORTS.stop}; name one")
+
+
+def _free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,156 @@
+"""A model behind an OpenAI-compatible URL, played on environments: the embedded engine's chat route stands for any."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from relax_server.engines.openai import parameters, wire
+from relax_server.engines.process import EngineProcess
+
+import relax_sdk as relax
+from relax_sdk import Audio, Endpoint, Image, Message, Text, Trainer, Video
+from relax_sdk.config import RunConfig, SamplingParams
+from relax_sdk.errors import ConfigError, RunError
+from relax_sdk.trajectory import Status
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+SHORT = {"sampling": {"max_new_tokens": 4}}
+
+
+class Twice(relax.Env):
+    """Two turns of text; the second action is rewarded by its length."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.turn = 0
+        return "say something", {}
+
+    def step(self, action):
+        self.turn += 1
+        return "and again", float(len(action.text) > 0), self.turn == 2, False, {"turn": self.turn}
+
+    @relax.reward(weight=0.5)
+    def asked(self, trajectory):
+        return float(len(trajectory.messages))
+
+    @staticmethod
+    def tasks():
+        return {split: [{"n": n} for n in range(6)] for split in ("train", "eval")}
+
+
+class Broken(Twice):
+    """Fails at every task but the first."""
+
+    def reset(self, *, seed=None, options=None):
+        if (options or {})["task"]["n"]:
+            raise KeyError("no such thing")
+        return super().reset(seed=seed, options=options)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def url(tmp_path_factory) -> AsyncIterator[str]:
+    process = EngineProcess("relax/tiny-omni", tmp_path_factory.mktemp("engine") / "log", max_total_tokens=16_384)
+    await process.start(180)
+    yield process.url + "/v1"
+    await process.stop()
+
+
+async def evaluate(endpoint: Endpoint, *arguments, **settings):
+    return await asyncio.to_thread(endpoint.evaluate, *arguments, **settings)
+
+
+async def test_turns_are_played_and_scored_without_tokens(url: str):
+    result = await evaluate(Endpoint(url, "tiny"), Twice, limit=4, **SHORT)
+    assert result.n == len(result.trajectories) == 4 and not result.failures
+    assert set(result.components) == {"env", "asked"} and result.components["asked"] == 5.0
+    for trajectory in result.trajectories:
+        assert trajectory.status == Status.COMPLETED and len(trajectory.turns) == 2
+        assert [m["role"] for m in trajectory.messages] == ["user", "assistant", "user", "assistant", "user"]
+        assert not trajectory.samples() and trajectory.version_min is None
+        assert trajectory.info["tokens"].startswith("unknown: played with tiny")
+        assert trajectory.reward == trajectory.rewards["env"] + 0.5 * 5
+
+
+@pytest.mark.parametrize("env", ["tone-v0", "colour-v0", "motion-v0", "omni-quiz-v0", "higher-lower-v0"])
+async def test_media_and_tools_reach_the_model(url: str, env: str):
+    result = await evaluate(Endpoint(url, "tiny"), env, limit=3, **SHORT)
+    assert result.n == 3 and not result.failures
+    if env != "higher-lower-v0":
+        assert all(trajectory.turns[0].media for trajectory in result.trajectories)
+
+
+async def test_greedy_answers_are_the_same_again(url: str):
+    first, again = [await evaluate(Endpoint(url, "tiny", concurrency=1), Twice, limit=2, **SHORT) for _ in range(2)]
+    assert [t.messages for t in first.trajectories] == [t.messages for t in again.trajectories]
+
+
+async def test_an_episode_that_fails_counts_with_nothing(url: str):
+    result = await evaluate(Endpoint(url, "tiny"), Broken, limit=3, **SHORT)
+    assert result.n == 3 and result.failures == {"EnvError": 2}
+    assert [t.reward for t in result.trajectories[1:]] == [0.0, 0.0]
+
+
+async def test_a_limit_on_turns_truncates(url: str):
+    result = await evaluate(Endpoint(url, "tiny"), Twice, limit=1, rollout={"max_turns": 1}, **SHORT)
+    assert result.trajectories[0].status == Status.TRUNCATED and len(result.trajectories[0].turns) == 1
+
+
+async def test_what_the_server_refuses_is_said(url: str):
+    with pytest.raises(RunError, match=r"none of 1 episodes.*404"):
+        await evaluate(Endpoint(url + "/nowhere", "tiny"), Twice, limit=1, **SHORT)
+    with pytest.raises(RunError, match=r"none of 1 episodes.*127\.0\.0\.1:9"):
+        await evaluate(Endpoint("http://127.0.0.1:9/v1", "tiny"), Twice, limit=1, rollout={"turn_timeout": 1.0}, **SHORT)
+    with pytest.raises(ConfigError, match="no 'test' split"):
+        await evaluate(Endpoint(url, "tiny"), Twice, "test")
+    with pytest.raises(ConfigError, match=r"sampling\.top_k = 5"):
+        await evaluate(Endpoint(url, "tiny"), Twice, limit=1, sampling={"top_k": 5})
+
+
+async def test_the_command_evaluates_and_saves(url: str, tmp_path: Path, monkeypatch):
+    command = [sys.executable, "-m", "relax_sdk.cli", "eval", "tone-v0", "--engine-url", url, "--limit", "2"]
+    command += ["--save", str(tmp_path / "out.jsonl"), "--set", "sampling.max_new_tokens=4"]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "--engine-model" in done.stderr
+    keyed = [*command, "--engine-model", "tiny", "--api-key-env", "RELAX_NO_SUCH_KEY"]
+    done = await asyncio.to_thread(subprocess.run, keyed, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "RELAX_NO_SUCH_KEY: there is no such variable" in done.stderr
+    done = await asyncio.to_thread(
+        subprocess.run, [*command, "--engine-model", "tiny"], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert "tone-v0 [eval] with tiny:" in done.stdout and "(n=2)" in done.stdout
+    saved = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(saved) == 2 and saved[0]["turns"][0]["response_ids"] == [] and saved[0]["messages"]
+
+
+async def test_training_with_a_url_is_refused_with_what_to_do():
+    with pytest.raises(ConfigError, match=r"token ids.*relax eval ENV --engine-url"):
+        Trainer("tone-v0", engine="http://127.0.0.1:8000/v1")  # type: ignore[arg-type]
+    assert RunConfig("tone-v0", engine="vllm").engine == "vllm"
+
+
+async def test_settings_are_checked():
+    for arguments, says in ((("ftp://x", "m"), "Endpoint.url"), (("http://x", ""), "Endpoint.model")):
+        with pytest.raises(ConfigError, match=says):
+            Endpoint(*arguments)
+    assert "secret" not in repr(Endpoint("http://x", "m", "secret"))
+
+
+async def test_the_wire_is_openai_s():
+    sound = Audio.from_array(np.zeros(1600))
+    image = Image.from_array(np.zeros((8, 8, 3), np.uint8))
+    video = Video.from_array(np.zeros((2, 16, 16, 3), np.uint8), fps=2)
+    content = wire(Message("user", (Text("see"), image, sound, video)))["content"]
+    assert [part["type"] for part in content] == ["text", "image_url", "input_audio", "video_url"]
+    assert content[1]["image_url"]["url"].startswith("data:image/png;base64,")
+    assert content[2]["input_audio"]["format"] == "wav" and content[2]["input_audio"]["data"]
+    sent = parameters(SamplingParams(max_new_tokens=9, top_p=0.5, stop=("x",), sampling_seed=3))
+    assert sent == {"max_tokens": 9, "temperature": 1.0, "top_p": 0.5, "stop": ["x"], "seed": 3}
