@@ -12,12 +12,11 @@ from typing import Any
 import psutil
 import pytest
 from relax_server.journal import open_journal
-from relax_server.roles.fields import field_roles
 from relax_server.roles.layout import RunLayout
-from relax_sdk.spans import read_spans
 
 import relax_sdk as relax
 from relax_sdk.runtime import Job, find_runtime
+from relax_sdk.spans import read_spans
 
 pytest.importorskip("ray", reason="the package ray is not installed (pip install 'relax-gym[ray]')")
 pytest.importorskip("transfer_queue", reason="the package TransferQueue is not installed (pip install 'relax-gym[ray]')")
@@ -66,10 +65,10 @@ class Watch:
         self.act(metrics["step"])
 
 
-def fit(folder: Path, steps: int, watch: Watch | None = None, **settings: Any) -> relax.Run:
+def fit(folder: Path, steps: int, watch: Watch | None = None, resume: bool = False, **settings: Any) -> relax.Run:
     trainer = relax.Trainer(Letters, folder=folder, **(SMALL | settings))
     config = dataclasses.replace(trainer.config, steps=steps)
-    job = Job(trainer.spec, config, trainer._prepare(config, resume=False))
+    job = Job(trainer.spec, config, trainer._prepare(config, resume=resume), resume=resume)
     find_runtime("local").fit(job, watch or Watch())
     return relax.Run(job.folder, config, job)
 
@@ -79,6 +78,12 @@ def whole(run: relax.Run, steps: int) -> None:
     assert [row["step"] for row in run.metrics] == list(range(1, steps + 1))
     counts = open_journal(RunLayout(run.folder).journal).counts(run.folder.name)
     assert (counts.acked, counts.leased) == (steps * 4, 0)
+
+
+def same_losses(local: relax.Run, queued: relax.Run) -> None:
+    for a, b in zip(local.metrics, queued.metrics, strict=True):
+        for name in ("loss", "kl", "grad_norm", "reward", "entropy"):
+            assert b[name] == pytest.approx(a[name], rel=2e-3, abs=1e-5), (name, a["step"])
 
 
 def kill(role: str) -> int:
@@ -96,12 +101,64 @@ def test_a_run_learns_the_same_whoever_computes_its_fields(tmp_path, kl_coef):
     queued = fit(tmp_path / "queued", 5, watch, bus="transfer_queue", **settings)
     assert watch.warnings == []
     whole(queued, 5)
-    for a, b in zip(local.metrics, queued.metrics, strict=True):
-        for name in ("loss", "kl", "grad_norm", "reward", "entropy"):
-            assert b[name] == pytest.approx(a[name], rel=2e-3, abs=1e-5), (name, a["step"])
+    same_losses(local, queued)
     if kl_coef:
         assert local.metrics[-1]["kl"] > 0
     spans = {name.rpartition("-")[0]: events for name, events in read_spans(queued.folder / "timeline").items()}
     assert len(spans["advantages"]) > 0
     assert ("reference" in spans) == bool(kl_coef)
     assert all(row["seconds_fields"] >= 0 for row in queued.metrics)
+
+
+@pytest.mark.parametrize("role", ["advantages", "reference"])
+def test_a_role_that_is_killed_is_started_again_alone(tmp_path, role):
+    killed: list[int] = []
+
+    def act(step: int) -> None:
+        if step == 2 and not killed:
+            killed.append(kill(role))
+
+    watch = Watch(act)
+    settings: dict[str, Any] = dict(mode="colocate", max_staleness=0)
+    local = fit(tmp_path / "local", 5, **settings)
+    queued = fit(tmp_path / "queued", 5, watch, bus="transfer_queue", **settings)
+    assert killed and [w for w in watch.warnings if "again" in w] == watch.warnings
+    assert len(watch.warnings) == 1 and f"the {role} process ended (killed by SIGKILL" in watch.warnings[0]
+    whole(queued, 5)
+    same_losses(local, queued)
+
+
+def test_roles_work_on_the_next_groups_while_the_trainer_trains(tmp_path):
+    """And a trainer that is killed takes its queue along: both roles begin anew with the next one."""
+
+    def act(step: int) -> None:
+        if step == 3 and not killed:
+            killed.append(kill("policy"))
+
+    killed: list[int] = []
+    watch = Watch(act)
+    run = fit(tmp_path / "run", 6, watch, bus="transfer_queue", max_staleness=2)
+    assert killed and sum("the policy process ended" in w for w in watch.warnings) == len(watch.warnings) == 1
+    whole(run, 6)
+    assert all(row["staleness_max"] <= 2 for row in run.metrics)
+    spans = read_spans(run.folder / "timeline")
+    events = {role: [e for name, es in spans.items() if name.startswith(role) for e in es] for role in ("policy", "reference")}
+    waits = [e for e in events["policy"] if e["name"] == "fields"]
+    assert waits and events["reference"]
+    early = [e for e in events["reference"] if not any(w["ts"] <= e["ts"] <= w["ts"] + w["dur"] for w in waits)]
+    assert early, "the reference worked only while the trainer waited for it"
+
+
+def test_a_role_that_never_comes_back_ends_the_run(tmp_path, monkeypatch):
+    """With how to go on; and the run does go on."""
+    monkeypatch.setattr("relax_server.roles.restarts.MAX_RESTARTS", 0)
+    killed: list[int] = []
+
+    def act(step: int) -> None:
+        if step == 2 and not killed:
+            killed.append(kill("advantages"))
+
+    with pytest.raises(relax.RunError, match=r"the advantages ended 1 times(?s:.)*relax train --resume"):
+        fit(tmp_path / "run", 5, Watch(act), bus="transfer_queue")
+    monkeypatch.undo()
+    whole(fit(tmp_path / "run", 5, resume=True, bus="transfer_queue"), 5)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from relax_server.training.fields import Given, advantages_field, by_turn, field_names, flat_logprobs
 from relax_server.training.rollouts import collect
+from sample_groups import make_group
 from training_data import letter_groups, make_policy, read
 
 from relax_sdk.config import AlgorithmConfig, TrainingConfig
 from relax_sdk.errors import TrainingError
-from sample_groups import make_group
 
 OMNI, TEXT = "relax/tiny-omni", "relax/tiny-qwen3"
 

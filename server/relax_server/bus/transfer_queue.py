@@ -15,7 +15,7 @@ from relax_server.bus.ahead import LeasesAhead
 from relax_server.bus.base import Batch
 from relax_server.bus.field_queue import GROUP, QUEUE_NAME, FieldQueue, first_fields, partition_name
 from relax_server.bus.queue_actors import QueueActors, QueueFailed, obtain
-from relax_server.bus.queue_client import QueueClient
+from relax_server.bus.queue_client import CHECK_SECONDS, QueueClient
 from relax_server.journal.base import Journal
 
 FEED_AT_ONCE = 16
@@ -30,8 +30,10 @@ class TransferQueueBus(FieldQueue):
 
     A take leases from the journal, as the local bus does, puts every group into the queue by itself, and reads the batch from
     there. With `ahead`, a thread leases and feeds groups before they are asked for, so that other roles work on them while
-    the trainer works on others; what a take serves and drops stays the same (see `LeasesAhead`). The queue is nothing to rely on: when it dies or hangs, in whatever call, the bus starts another and feeds the
-    groups that are leased and not acked again. Only the journal decides what is served, so nothing is lost or served twice.
+    the trainer works on others; what a take serves and drops stays the same (see `LeasesAhead`).
+
+    The queue is nothing to rely on: when it dies or hangs, in whatever call, the bus starts another and feeds the groups that
+    are leased and not acked again. Only the journal decides what is served, so nothing is lost or served twice.
 
     A bus that starts the queue is its owner: it ends with the bus, and with its process. Other buses and roles join it.
     Only `renew` and `close` may be called while another thread is in another method.
@@ -187,17 +189,21 @@ class TransferQueueBus(FieldQueue):
     # ------------------------------------------------------------------------------------------------------------- feeding
 
     def _feed_ahead(self) -> None:
-        """In a thread: lease and feed groups as they become ready, until the bus is closed."""
+        """In a thread: lease and feed groups as they become ready, and rebuild a dead queue, until the bus is closed."""
+        looked = time.monotonic()
         while not self._closed.is_set():
             try:
                 group = self._local.lease_ahead()
                 if group is None:
                     self._closed.wait(AHEAD_PAUSE)
-                    continue
-                with self._lock:
-                    if group.id not in self._places and self._local.holds(group.id):  # a take may have been quicker
-                        self._unfed[group.id] = group
-                self._call(lambda client: None)  # it feeds what is not fed
+                    if time.monotonic() - looked < CHECK_SECONDS:
+                        continue
+                else:
+                    with self._lock:
+                        if group.id not in self._places and self._local.holds(group.id):  # a take may have been quicker
+                            self._unfed[group.id] = group
+                self._call(lambda client: None)  # it looks after the queue, and feeds what is not in it
+                looked = time.monotonic()
             except Exception as error:
                 self._feeder_failed = error  # the next take raises it
                 return

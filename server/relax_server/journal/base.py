@@ -70,8 +70,8 @@ class Journal(Protocol):
 
     States of a group: `ready` → `leased` → `acked`; a lease that ends unacked returns to `ready`; a group older than
     allowed becomes `stale` at the lease, or by `drop` once leased; one without any response token is `empty` from the
-    start. Groups of other splits than `train` are kept but have no part in this. Methods are synchronous, safe from several threads and processes, and
-    raise `JournalError` when the store cannot be read or written.
+    start. Groups of other splits than `train` are kept but have no part in this. Methods are synchronous, safe from several
+    threads and processes, and raise `JournalError` when the store cannot be read or written.
 
     Leases end by wall time, and wall time jumps. Set back, no lease lasts longer than its `ttl` from the next `lease` call
     on. Set forward, leases end early: another consumer may take the groups, and then the ack of the one that had them is

@@ -101,9 +101,7 @@ class Controller:
             changed=lambda urls: self.rollout.send(SetEngines(urls)),
             failed=self.engines_failed,
         )
-        self.fields = FieldRoles(
-            job, host, self.restarts, self.model_path, self.features, self.inbox.put_nowait, observer.warn
-        )
+        self.fields = FieldRoles(job, host, self.restarts, self.model_path, self.features, self.inbox.put_nowait, observer.warn)
         self.weights: Path | None = None
         self.timeline = Timeline(self.layout.timeline, "controller")
         self.step = 0

@@ -5,8 +5,8 @@
 | `advantages` | float32 [turns of all trajectories]: trajectories in the group's order, the turns of each in theirs |
 | `ref_log_probs` | float32 [tokens with loss mask 1]: trajectories in order, `samples()` of each in order, tokens in order |
 
-Every function in `algorithms.ADVANTAGES` sees one whole group and nothing else, so a role that is handed groups computes what the
-policy would. One that needs the batch or a model's value estimates does not belong there.
+Every function in `algorithms.ADVANTAGES` sees one whole group and nothing else, so a role that is handed groups computes what
+the policy would. One that needs the batch or a model's value estimates does not belong there.
 """
 
 from __future__ import annotations
