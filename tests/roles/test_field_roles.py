@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = dict(
     warmup={"steps": 2, "batch_size": 4},
     eval={"every": 0, "limit": 2},
     training={"checkpoint_every": 2},
-    sampling={"max_new_tokens": 2},
+    sampling={"max_new_tokens": 2, "sampling_seed": 3},
     algorithm={"kl_coef": 0.1},
 )
 
@@ -92,40 +92,54 @@ def kill(role: str) -> int:
     return victim.pid
 
 
-@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
-def test_a_run_learns_the_same_whoever_computes_its_fields(tmp_path, kl_coef):
-    """Colocate, so that both runs train on the same groups."""
-    settings: dict[str, Any] = dict(mode="colocate", max_staleness=0, algorithm={"kl_coef": kl_coef})
-    local = fit(tmp_path / "local", 5, **settings)
+SAME: dict[str, Any] = dict(mode="colocate", max_staleness=0)
+"""Both runs train on the same groups: colocate, and with a seed for every token."""
+
+
+@pytest.fixture(scope="module")
+def local_run(tmp_path_factory) -> relax.Run:
+    """The run whose trainer computes everything by itself."""
+    return fit(tmp_path_factory.mktemp("runs") / "local", 6, **SAME)
+
+
+def roles_of(run: relax.Run) -> set[str]:
+    """Those that have left spans."""
+    return {name.rpartition("-")[0] for name, spans in read_spans(run.folder / "timeline").items() if spans}
+
+
+def test_a_run_learns_the_same_whoever_computes_its_fields(tmp_path, local_run):
     watch = Watch()
-    queued = fit(tmp_path / "queued", 5, watch, bus="transfer_queue", **settings)
+    queued = fit(tmp_path / "queued", 6, watch, bus="transfer_queue", **SAME)
     assert watch.warnings == []
-    whole(queued, 5)
+    whole(queued, 6)
+    same_losses(local_run, queued)
+    assert local_run.metrics[-1]["kl"] > 1e-3
+    assert roles_of(queued) >= {"advantages", "reference"}
+    assert all(row["seconds_wait"] >= row["seconds_fields"] > 0 for row in queued.metrics)
+    assert all(row["seconds_fields"] == 0 for row in local_run.metrics)
+
+
+def test_without_a_kl_term_no_reference_is_started(tmp_path):
+    settings = SAME | dict(algorithm={"kl_coef": 0.0})
+    local = fit(tmp_path / "local", 2, **settings)
+    queued = fit(tmp_path / "queued", 2, bus="transfer_queue", **settings)
     same_losses(local, queued)
-    if kl_coef:
-        assert local.metrics[-1]["kl"] > 0
-    spans = {name.rpartition("-")[0]: events for name, events in read_spans(queued.folder / "timeline").items()}
-    assert len(spans["advantages"]) > 0
-    assert ("reference" in spans) == bool(kl_coef)
-    assert all(row["seconds_fields"] >= 0 for row in queued.metrics)
+    assert "advantages" in roles_of(queued) and "reference" not in roles_of(queued)
 
 
-@pytest.mark.parametrize("role", ["advantages", "reference"])
-def test_a_role_that_is_killed_is_started_again_alone(tmp_path, role):
-    killed: list[int] = []
+def test_each_role_that_is_killed_is_started_again_alone(tmp_path, local_run):
+    killed: dict[str, int] = {}
 
     def act(step: int) -> None:
-        if step == 2 and not killed:
-            killed.append(kill(role))
+        for role, at in (("advantages", 2), ("reference", 4)):
+            if step == at and role not in killed:
+                killed[role] = kill(role)
 
     watch = Watch(act)
-    settings: dict[str, Any] = dict(mode="colocate", max_staleness=0)
-    local = fit(tmp_path / "local", 5, **settings)
-    queued = fit(tmp_path / "queued", 5, watch, bus="transfer_queue", **settings)
-    assert killed and [w for w in watch.warnings if "again" in w] == watch.warnings
-    assert len(watch.warnings) == 1 and f"the {role} process ended (killed by SIGKILL" in watch.warnings[0]
-    whole(queued, 5)
-    same_losses(local, queued)
+    queued = fit(tmp_path / "queued", 6, watch, bus="transfer_queue", **SAME)
+    assert [w.split(" process ended (killed by SIGKILL")[0] for w in watch.warnings] == ["the advantages", "the reference"]
+    whole(queued, 6)
+    same_losses(local_run, queued)
 
 
 def test_roles_work_on_the_next_groups_while_the_trainer_trains(tmp_path):
