@@ -19,7 +19,7 @@ from relax_server.journal import open_journal
 from relax_server.journal.base import Journal, JournalCounts
 from sample_groups import make_group
 
-from relax_sdk.errors import BusError, ConfigError
+from relax_sdk.errors import BusError, ConfigError, RunError
 from relax_sdk.media import MediaRef
 
 bus_module = pytest.importorskip("relax_server.bus.transfer_queue", reason="needs the extra `ray`: Ray and TransferQueue")
@@ -293,6 +293,19 @@ def test_importing_the_buses_imports_neither_ray_nor_torch() -> None:
     code = "import sys, relax_server.bus, relax_server.bus.local; print({'ray', 'torch', 'transfer_queue'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_a_trainer_whose_fields_do_not_come_says_so_and_one_that_is_stopped_waits_no_longer(bus: Any, journal: Journal) -> None:
+    from relax_server.roles.fields import wait_for_fields
+
+    commit(journal, "a", "b")
+    bus.take(2, 0, 0, LONG)
+    bus.put_fields(["a"], {"advantages": [np.ones(2)]})
+    with pytest.raises(RunError, match=r"fields advantages of 2 groups were not all there within 0.3 s.*advantages.log"):
+        wait_for_fields(bus, ["a", "b"], ["advantages"], lambda: False, 0.3)
+    assert wait_for_fields(bus, ["a", "b"], ["advantages"], lambda: True) is None
+    bus.put_fields(["b"], {"advantages": [np.ones(2)]})
+    assert ids_of(wait_for_fields(bus, ["b", "a"], ["advantages"], lambda: False)) == ["b", "a"]
 
 
 # ------------------------------------------------------------------------------------------------------------------- ahead

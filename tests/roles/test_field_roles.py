@@ -21,7 +21,7 @@ from relax_sdk.spans import read_spans
 pytest.importorskip("ray", reason="the package ray is not installed (pip install 'relax-gym[ray]')")
 pytest.importorskip("transfer_queue", reason="the package TransferQueue is not installed (pip install 'relax-gym[ray]')")
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = pytest.mark.timeout(900)  # each run starts a Ray cluster, and what is killed loads its libraries again
 
 SMALL: dict[str, Any] = dict(
     model="relax/tiny-qwen3",
@@ -87,7 +87,7 @@ def same_losses(local: relax.Run, queued: relax.Run) -> None:
 
 
 def kill(role: str) -> int:
-    (victim,) = [p for p in psutil.Process().children() if "roles.child" in p.cmdline() and role in p.cmdline()]
+    (victim,) = [p for p in psutil.Process().children() if p.cmdline()[2:4] == ["relax_server.roles.child", role]]
     os.kill(victim.pid, signal.SIGKILL)
     return victim.pid
 
@@ -99,7 +99,7 @@ SAME: dict[str, Any] = dict(mode="colocate", max_staleness=0)
 @pytest.fixture(scope="module")
 def local_run(tmp_path_factory) -> relax.Run:
     """The run whose trainer computes everything by itself."""
-    return fit(tmp_path_factory.mktemp("runs") / "local", 6, **SAME)
+    return fit(tmp_path_factory.mktemp("runs") / "local", 4, **SAME)
 
 
 def roles_of(run: relax.Run) -> set[str]:
@@ -109,9 +109,9 @@ def roles_of(run: relax.Run) -> set[str]:
 
 def test_a_run_learns_the_same_whoever_computes_its_fields(tmp_path, local_run):
     watch = Watch()
-    queued = fit(tmp_path / "queued", 6, watch, bus="transfer_queue", **SAME)
+    queued = fit(tmp_path / "queued", 4, watch, bus="transfer_queue", **SAME)
     assert watch.warnings == []
-    whole(queued, 6)
+    whole(queued, 4)
     same_losses(local_run, queued)
     assert local_run.metrics[-1]["kl"] > 1e-3
     assert roles_of(queued) >= {"advantages", "reference"}
@@ -131,14 +131,14 @@ def test_each_role_that_is_killed_is_started_again_alone(tmp_path, local_run):
     killed: dict[str, int] = {}
 
     def act(step: int) -> None:
-        for role, at in (("advantages", 2), ("reference", 4)):
+        for role, at in (("advantages", 1), ("reference", 2)):
             if step == at and role not in killed:
                 killed[role] = kill(role)
 
     watch = Watch(act)
-    queued = fit(tmp_path / "queued", 6, watch, bus="transfer_queue", **SAME)
+    queued = fit(tmp_path / "queued", 4, watch, bus="transfer_queue", **SAME)
     assert [w.split(" process ended (killed by SIGKILL")[0] for w in watch.warnings] == ["the advantages", "the reference"]
-    whole(queued, 6)
+    whole(queued, 4)
     same_losses(local_run, queued)
 
 

@@ -1,4 +1,7 @@
-"""What the roles that compute a field have in common: rows are taken as soon as they are there, and their field is put."""
+"""What the roles that compute a field have in common: rows are taken as soon as they are there, and their field is put.
+
+And how the trainer waits for it.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,20 @@ import os
 import queue
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from relax_sdk.config import RunConfig
+from relax_sdk.errors import RunError
 from relax_sdk.trajectory import Group
 from relax_server.roles.channel import Outlet
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import Beat, StartFields, Stop
 from relax_server.timeline import Timeline
+
+if TYPE_CHECKING:
+    from relax_server.bus.field_queue import FieldQueue, Row
 
 ADVANTAGES, REFERENCE = "advantages", "reference"
 """The roles."""
@@ -23,6 +30,9 @@ ADVANTAGES, REFERENCE = "advantages", "reference"
 BEAT_SECONDS = 1.0
 POLL_SECONDS = 0.25
 """How long one wait for rows lasts before control messages are looked at."""
+
+FIELDS_SECONDS = 600.0
+"""For the fields of a batch; the roles that compute them may be started again several times meanwhile."""
 
 Compute = Callable[[list[Group]], Sequence[np.ndarray]]
 """The field of some groups."""
@@ -73,6 +83,42 @@ def serve_field(
             with timeline.span(field, groups=[group.id for group in groups]):
                 fields.put_fields([group.id for group in groups], {field: compute(groups)})
     fields.close()
+
+
+def wait_for_fields(
+    fields: FieldQueue,
+    group_ids: Sequence[str],
+    names: Sequence[str],
+    stopped: Callable[[], bool],
+    seconds: float = FIELDS_SECONDS,
+) -> list[Row] | None:
+    """The fields of some groups, once they are there.
+
+    Args:
+        fields: where.
+        group_ids: of the groups.
+        names: of the fields.
+        stopped: asked several times a second; True ends the waiting.
+        seconds: to wait at most.
+
+    Returns:
+        One row a group, in order; None when `stopped` came first.
+
+    Raises:
+        RunError: they did not come in time.
+        BusError: there has been no queue for too long.
+    """
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if stopped():
+            return None
+        rows = fields.get_fields(group_ids, names, min(POLL_SECONDS, seconds))
+        if rows is not None:
+            return rows
+    raise RunError(
+        f"the fields {', '.join(names)} of {len(group_ids)} groups were not all there within {seconds:g} s: see why in the logs "
+        "of the roles that compute them (advantages.log, reference.log), then go on with the run"
+    )
 
 
 def _stopped(inbox: queue.SimpleQueue[Any]) -> bool:

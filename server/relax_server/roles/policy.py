@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from relax_sdk.errors import RunError, TrainingError
+from relax_sdk.errors import TrainingError
 from relax_sdk.media import MediaRef, MediaStore
 from relax_sdk.trajectory import Group, Trajectory
 from relax_server.bus import open_bus
@@ -18,7 +18,7 @@ from relax_server.bus.local import LocalBus
 from relax_server.garbage import settle
 from relax_server.journal import open_journal
 from relax_server.roles.channel import Outlet
-from relax_server.roles.fields import REFERENCE, field_roles
+from relax_server.roles.fields import REFERENCE, field_roles, wait_for_fields
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import (
     BatchTaken,
@@ -46,9 +46,6 @@ RENEW_SECONDS = 300.0
 BEAT_SECONDS = 1.0
 POLL_SECONDS = 0.25
 """How long one wait for groups lasts before control messages are looked at."""
-
-FIELDS_SECONDS = 600.0
-"""For the fields of a batch; the roles that compute them may be started again several times meanwhile."""
 
 CONTINUE_SECONDS = 1500.0
 """How long the controller may take to free the devices in colocate mode, an evaluation included; the lease outlives it."""
@@ -186,17 +183,8 @@ class PolicyRole:
             RunError: it did not come in time.
         """
         ids, names = [group.id for group in batch.groups], field_names(self.start.config.algorithm)
-        end = time.monotonic() + FIELDS_SECONDS
-        while time.monotonic() < end:
-            if self.stopped():
-                return None
-            rows = queue.get_fields(ids, names, POLL_SECONDS)
-            if rows is not None:
-                return given_of([row.fields for row in rows])
-        raise RunError(
-            f"the fields {', '.join(names)} of {len(ids)} groups were not there within {FIELDS_SECONDS:.0f} s: see the logs of "
-            f"the roles that compute them ({', '.join(field_roles(self.start.config))}), then go on with the run"
-        )
+        rows = wait_for_fields(queue, ids, names, self.stopped)
+        return None if rows is None else given_of([row.fields for row in rows])
 
     def begin_step(self) -> bool:
         """Tell the controller, and in colocate mode wait for the devices; False on a `Stop`."""
