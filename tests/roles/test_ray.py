@@ -195,12 +195,14 @@ def test_a_cluster_that_is_busy_is_not_waited_for_without_end(cluster, tmp_path,
     remove_placement_group(others)
 
 
+@pytest.mark.timeout(600)
 def test_groups_go_through_transfer_queue(cluster, tmp_path):
     watch = Watch()
     whole(fit(tmp_path / "run", 4, watch, bus="transfer_queue"), 4)
     assert watch.warnings == []
 
 
+@pytest.mark.timeout(900)
 def test_roles_that_compute_fields_are_started_again_alone(cluster, tmp_path):
     folder, victims = tmp_path / "run", ["advantages", "reference", "policy"]
     killed: dict[str, int] = {}
