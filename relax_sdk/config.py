@@ -321,7 +321,8 @@ class RunConfig:
     engine_hosts: tuple[str, ...] = ()
     """Hosts besides this machine from which engines may be added to the run by their URL."""
     bus: BusName = "local"
-    """How groups reach the trainer: straight from the journal, or through TransferQueue on Ray."""
+    """How groups reach the trainer: straight from the journal, or through TransferQueue on Ray, where roles of their own
+    compute advantages and, if `algorithm.kl_coef` is above 0, the reference's logprobs."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)

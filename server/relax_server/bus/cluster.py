@@ -52,3 +52,9 @@ def join_cluster(address: str | None) -> bool:
     except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
         what = "start a Ray cluster on this machine" if address is None else f"join the Ray cluster at {address!r}"
         raise BusError(f"cannot {what}: {error}") from error
+
+
+def own_cluster() -> tuple[str, dict[str, str]]:
+    """Address of this process's cluster, and the environment variables that those who join it need."""
+    known = {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH_")}
+    return ray.get_runtime_context().gcs_address, known

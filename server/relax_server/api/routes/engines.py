@@ -20,7 +20,7 @@ from relax_server.api.trainings.store import Training
 from relax_server.api.wire import json_response
 from relax_server.engines.addresses import check_address
 from relax_server.engines.coalesce import CoalescingEngine
-from relax_server.engines.http import HttpEngine
+from relax_server.engines.kinds import connect_running
 
 router = APIRouter()
 
@@ -45,7 +45,7 @@ async def add_engine(core: Core, key: Operator, body: EngineBody) -> Response:
     there = {row["url"]: row for row in _rows(core)}
     if url in there and not there[url]["draining"]:
         return json_response(there[url])
-    engine = CoalescingEngine(HttpEngine(url, inline_media=not core.config.media_paths))
+    engine = CoalescingEngine(await connect_running(url, inline_media=not core.config.media_paths))
     try:
         if not await engine.health():
             raise EngineUnavailable(f"the engine {url} does not answer; start it first")
