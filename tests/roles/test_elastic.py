@@ -231,6 +231,16 @@ async def test_an_engine_that_runs_elsewhere_is_used_and_left_alone(tmp_path):
         await process.stop()
 
 
+async def test_an_engine_is_added_where_engines_and_trainer_take_turns(tmp_path):
+    async with going(tmp_path / "run", mode="colocate") as run:
+        await run.ask(lambda control: control.add("second"))
+        row = await run.engine("second", "current")
+        await run.until(lambda: any(e["url"] == row["url"] and e["answered"] > 4 for e in run.controller.stats["engines"]))
+        await run.steps(2)
+        assert max(row["staleness_max"] for row in run.heard.steps) == 0
+    assert run.heard.warnings == []
+
+
 class FaultyEngine:
     """A fake that takes weights, says that it is well, and answers calls wrongly, until it is `healed`.
 

@@ -10,6 +10,7 @@ import pytest
 
 from relax_sdk.config import (
     AlgorithmConfig,
+    AutoscaleConfig,
     EvalConfig,
     OptimizerConfig,
     RayConfig,
@@ -78,6 +79,12 @@ BAD: list[tuple[type, str, Any, str]] = [
     (WarmupConfig, "steps", -1, "0 (none) or more"),
     (WarmupConfig, "batch_size", 0, "1 or more"),
     (WarmupConfig, "lr", 0, "above 0"),
+    (AutoscaleConfig, "min_engines", 0, "1 or more"),
+    (AutoscaleConfig, "max_engines", -1, "0 (off), or min_engines (1) and more"),
+    (AutoscaleConfig, "wait_above", 0.0, "above 0, at most 1"),
+    (AutoscaleConfig, "wait_below", 0.5, "0 to less than wait_above (0.3)"),
+    (AutoscaleConfig, "window", 0.0, "above 0 seconds"),
+    (AutoscaleConfig, "cooldown", 1.0, "window (30.0) or more seconds"),
     (RayConfig, "address", 6379, "host:port"),
     (RayConfig, "object_store_mb", 10, "80 or more"),
     (RayConfig, "journal", "sqlite:///runs.db", "postgresql://user@host/database"),
