@@ -120,7 +120,7 @@ def test_a_run_learns_the_same_whoever_computes_its_fields(tmp_path, local_run):
 
 
 def test_without_a_kl_term_no_reference_is_started(tmp_path):
-    settings = SAME | dict(algorithm={"kl_coef": 0.0})
+    settings: dict[str, Any] = SAME | dict(algorithm={"kl_coef": 0.0})
     local = fit(tmp_path / "local", 2, **settings)
     queued = fit(tmp_path / "queued", 2, bus="transfer_queue", **settings)
     same_losses(local, queued)
