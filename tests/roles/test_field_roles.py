@@ -120,7 +120,7 @@ def test_a_run_learns_the_same_whoever_computes_its_fields(tmp_path, local_run):
 
 
 def test_without_a_kl_term_no_reference_is_started(tmp_path):
-    settings = SAME | dict(algorithm={"kl_coef": 0.0})
+    settings: dict[str, Any] = SAME | dict(algorithm={"kl_coef": 0.0})
     local = fit(tmp_path / "local", 2, **settings)
     queued = fit(tmp_path / "queued", 2, bus="transfer_queue", **settings)
     same_losses(local, queued)
@@ -152,7 +152,8 @@ def test_roles_work_on_the_next_groups_while_the_trainer_trains(tmp_path):
     killed: list[int] = []
     watch = Watch(act)
     run = fit(tmp_path / "run", 6, watch, bus="transfer_queue", max_staleness=2)
-    assert killed and sum("the policy process ended" in w for w in watch.warnings) == len(watch.warnings) == 1
+    assert killed and "the policy process ended (killed by SIGKILL" in watch.warnings[0]
+    assert not any("advantages" in w or "reference" in w for w in watch.warnings), "they ended with the trainer's queue"
     whole(run, 6)
     assert all(row["staleness_max"] <= 2 for row in run.metrics)
     spans = read_spans(run.folder / "timeline")

@@ -35,7 +35,7 @@ def test_advantages_are_those_of_the_policy(advantage: Any, credit: Any) -> None
     own = collect(groups, algorithm)
     given = collect(groups, algorithm, [by_turn(group, advantages_field(group, algorithm)) for group in groups])
     assert any(any(values) for values in own.advantages)
-    assert [np.float32(values).tolist() for values in own.advantages] == given.advantages
+    assert [np.array(values, np.float32).tolist() for values in own.advantages] == given.advantages
     assert (own.samples, own.group) == (given.samples, given.group)
 
 

@@ -116,8 +116,8 @@ def wait_for_fields(
         if rows is not None:
             return rows
     raise RunError(
-        f"the fields {', '.join(names)} of {len(group_ids)} groups were not all there within {seconds:g} s: see why in the logs "
-        "of the roles that compute them (advantages.log, reference.log), then go on with the run"
+        f"the fields {', '.join(names)} of {len(group_ids)} groups were not all there within {seconds:g} s: see why in the log "
+        "of the role that computes them (advantages.log, reference.log), then go on with the run"
     )
 
 
