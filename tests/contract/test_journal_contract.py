@@ -373,6 +373,23 @@ def test_leases_that_are_given_back_are_ready_at_once_and_others_stay(journal: J
     assert journal.release(["g"], RUN, "a") == 0, "an acked group stays acked"
 
 
+def test_leased_groups_that_became_too_old_are_dropped_for_good(open_again: Open, clock: ManualClock) -> None:
+    journal = open_again()
+    commit(journal, *"abcd")
+    assert lease(journal, 3) == ["a", "b", "c"]
+    assert journal.drop(["a", "d", "unknown"], RUN, "a") == 1, "one is not leased, one is not there"
+    assert journal.drop(["b"], RUN, "other") == 0, "it is somebody else's"
+    assert journal.drop(["a"], RUN, "a") == 0
+    journal.ack(["b"], RUN, "a", 1)
+    assert journal.drop(["b"], RUN, "a") == 0, "an acked group stays acked"
+    assert journal.counts(RUN) == JournalCounts(ready=1, leased=1, acked=1, stale=1)
+    with pytest.raises(JournalError, match=r"cannot ack group 'a'.*dropped as too old"):
+        journal.ack(["a"], RUN, "a", 1)
+    clock.advance(2 * TTL)
+    assert journal.restore(RUN, "a", 0) == 2
+    assert lease(open_again(), 3) == ["b", "c", "d"], "what was dropped does not come back"
+
+
 def test_many_groups_are_acked_at_once(journal: Journal) -> None:
     ids = [f"g{i}" for i in range(1100)]
     for id in ids:

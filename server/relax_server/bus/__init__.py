@@ -9,7 +9,7 @@ from relax_server.journal.base import Journal
 __all__ = ["open_bus"]
 
 
-def open_bus(name: BusName, journal: Journal, run: str, consumer: str, *, ttl: float) -> Bus:
+def open_bus(name: BusName, journal: Journal, run: str, consumer: str, *, ttl: float, ahead: int = 0) -> Bus:
     """The bus of a run.
 
     Args:
@@ -18,6 +18,7 @@ def open_bus(name: BusName, journal: Journal, run: str, consumer: str, *, ttl: f
         run: the run's id.
         consumer: a name that the trainer keeps when it restarts.
         ttl: seconds a lease lasts without `renew`.
+        ahead: groups that `transfer_queue` leases before they are asked for, so that other roles can begin with them.
 
     Raises:
         ConfigError: what this bus needs is not installed.
@@ -28,4 +29,4 @@ def open_bus(name: BusName, journal: Journal, run: str, consumer: str, *, ttl: f
         return LocalBus(journal, run, consumer, ttl=ttl)
     from relax_server.bus.transfer_queue import TransferQueueBus
 
-    return TransferQueueBus(journal, run, consumer=consumer, ttl=ttl)
+    return TransferQueueBus(journal, run, consumer=consumer, ttl=ttl, ahead=ahead)

@@ -13,7 +13,6 @@ os.environ.setdefault("TQ_STORAGE_HANDSHAKE_MAX_RETRIES", "10")  # seconds; 3 ar
 try:
     import ray
     import transfer_queue  # noqa: F401
-    from ray.exceptions import RayError
 except ImportError as error:
     raise ConfigError(
         f"the transfer_queue bus needs Ray and TransferQueue ({error}): pip install 'relax-gym[ray]', or use the local bus"
@@ -49,6 +48,12 @@ def join_cluster(address: str | None) -> bool:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False)
         return True
-    except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
+    except Exception as error:  # Ray raises a plain one where a node does not come up in time
         what = "start a Ray cluster on this machine" if address is None else f"join the Ray cluster at {address!r}"
         raise BusError(f"cannot {what}: {error}") from error
+
+
+def own_cluster() -> tuple[str, dict[str, str]]:
+    """Address of this process's cluster, and the environment variables that those who join it need."""
+    known = {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH_")}
+    return ray.get_runtime_context().gcs_address, known

@@ -13,7 +13,7 @@ import numpy as np
 
 from relax_sdk.errors import BusError, ConfigError, JournalError
 from relax_sdk.trajectory import Group, decode_group, encode_group
-from relax_server.bus.cluster import join_cluster, ray
+from relax_server.bus.cluster import join_cluster, own_cluster, ray
 from relax_server.bus.queue_actors import QueueActors, QueueFailed, find
 from relax_server.bus.queue_client import ID, QueueClient
 
@@ -131,6 +131,11 @@ class FieldQueue:
             BusError: as in `take_fields`.
         """
         self._call(lambda client: self._reset(client, [task]))
+
+    @property
+    def cluster(self) -> tuple[str, dict[str, str]] | None:
+        """The Ray cluster that was started for this process, see `own_cluster`; None: it is part of another."""
+        return own_cluster() if self._owns_cluster else None
 
     def close(self) -> None:
         """Leave the queue; a call that waits in another thread raises. A cluster that was started for this ends."""

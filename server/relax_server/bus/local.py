@@ -47,7 +47,6 @@ class LocalBus:
         pause = FIRST_PAUSE
         while True:
             found = self._lease(n, version, max_staleness)
-            self._dropped += found.dropped
             waited = time.monotonic() - start
             if found.leases:
                 return self._batch([lease.group for lease in found.leases], version, waited)
@@ -112,14 +111,24 @@ class LocalBus:
             raise JournalError(f"the bus of run {self.run!r} is closed")
         self.renew_when_due()
         with self._lock:
-            found = self.journal.lease(n, self.run, self.consumer, version, max_staleness, self.ttl)
-            self._held.update(lease.group.id for lease in found.leases)
+            found = self._take(n, version, max_staleness)
+            self._dropped += found.dropped
             return found
 
+    def _take(self, n: int, version: int, max_staleness: int) -> LeaseResult:
+        found = self.journal.lease(n, self.run, self.consumer, version, max_staleness, self.ttl)
+        self._held.update(lease.group.id for lease in found.leases)
+        return found
+
     def _batch(self, groups: list[Group], version: int, waited: float) -> Batch:
-        dropped, self._dropped = self._dropped, 0
-        ready = self.journal.counts(self.run).ready
+        with self._lock:
+            dropped, self._dropped = self._dropped, 0
+            ready = self._ready()
         return Batch(groups, version, staleness(groups, version), dropped, waited, ready)
+
+    def _ready(self) -> int:
+        """Groups that could be taken at once."""
+        return self.journal.counts(self.run).ready
 
 
 def staleness(groups: list[Group], version: int) -> list[int]:

@@ -36,7 +36,7 @@ class JournalCounts:
     leased: int = 0
     acked: int = 0
     stale: int = 0
-    """Dropped at a lease because they were too old."""
+    """Dropped because they were too old, at a lease or before a batch was made of them."""
     empty: int = 0
     """Committed without a single response token: nothing to train on, so never served."""
 
@@ -69,9 +69,9 @@ class Journal(Protocol):
     """Durable groups with leases.
 
     States of a group: `ready` → `leased` → `acked`; a lease that ends unacked returns to `ready`; a group older than
-    allowed becomes `stale` at the lease; one without any response token is `empty` from the start. Groups of other splits
-    than `train` are kept but have no part in this. Methods are synchronous, safe from several threads and processes, and
-    raise `JournalError` when the store cannot be read or written.
+    allowed becomes `stale` at the lease, or by `drop` once leased; one without any response token is `empty` from the
+    start. Groups of other splits than `train` are kept but have no part in this. Methods are synchronous, safe from several
+    threads and processes, and raise `JournalError` when the store cannot be read or written.
 
     Leases end by wall time, and wall time jumps. Set back, no lease lasts longer than its `ttl` from the next `lease` call
     on. Set forward, leases end early: another consumer may take the groups, and then the ack of the one that had them is
@@ -139,6 +139,16 @@ class Journal(Protocol):
 
         Returns:
             How many leases ended.
+        """
+        ...
+
+    def drop(self, group_ids: Sequence[str], run: str, consumer: str) -> int:
+        """Mark leased groups as `stale`: they have become too old since they were leased, and are never served again.
+
+        Groups that the consumer does not hold are left alone.
+
+        Returns:
+            How many were dropped.
         """
         ...
 

@@ -44,6 +44,7 @@ _too_old = _g.version_min < bindparam("oldest")
 
 _NO_LEASE = {"consumer": None, "session": None, "lease_expires": None, "lease_ttl": None}
 _FREE = _NO_LEASE | {"state": GroupState.READY, "checkpoint": None}
+_STALE = _NO_LEASE | {"state": GroupState.STALE}
 
 
 def _count(condition: Any) -> Any:
@@ -56,7 +57,7 @@ _PROBE = select(
     or_(exists().where(and_(_ready, _too_old)), exists().where(and_(_lapsed, _too_old)), exists().where(_overlong)),
 )
 _SHORTEN = update(groups).where(_overlong).values(lease_expires=bindparam("now") + _g.lease_ttl)
-_DROP = update(groups).where(or_(_ready, _lapsed), _too_old).values(_NO_LEASE | {"state": GroupState.STALE})
+_DROP = update(groups).where(or_(_ready, _lapsed), _too_old).values(_STALE)
 _OLDEST_READY, _OLDEST_LAPSED = (
     select(_g.seq).where(condition).order_by(_g.seq).limit(bindparam("n")) for condition in (_ready, _lapsed)
 )
@@ -100,10 +101,19 @@ def take(connection: Connection, claim: Claim, n: int, ttl: float) -> tuple[list
 
 def give_back(connection: Connection, ids: Sequence[str], run: str, consumer: str) -> int:
     """End leases of `consumer` at once; returns how many."""
+    return _end(connection, ids, run, consumer, _FREE)
+
+
+def drop(connection: Connection, ids: Sequence[str], run: str, consumer: str) -> int:
+    """Mark groups that `consumer` holds as too old; returns how many."""
+    return _end(connection, ids, run, consumer, _STALE)
+
+
+def _end(connection: Connection, ids: Sequence[str], run: str, consumer: str, values: dict[str, Any]) -> int:
     count = 0
     for part in chunks(ids):
         held = and_(_g.id.in_(part), _g.run == run, _g.state == GroupState.LEASED, _g.consumer == consumer)
-        count += connection.execute(update(groups).where(held).values(**_FREE)).rowcount
+        count += connection.execute(update(groups).where(held).values(**values)).rowcount
     return count
 
 

@@ -30,7 +30,7 @@ class GroupState(StrEnum):
     LEASED = "leased"
     ACKED = "acked"
     STALE = "stale"
-    """Was too old at a lease; final."""
+    """Was too old at a lease, or when it was to be trained on; final."""
     EMPTY = "empty"
     """Committed without a single response token: nothing to train on, never served."""
     RECORDED = "recorded"

@@ -122,6 +122,11 @@ class SqlJournal:
         with self.writing("give back leases") as connection:
             return leases.give_back(connection, group_ids, run, consumer)
 
+    def drop(self, group_ids: Sequence[str], run: str, consumer: str) -> int:
+        """See `Journal.drop`."""
+        with self.writing("drop stale groups") as connection:
+            return leases.drop(connection, group_ids, run, consumer)
+
     def restore(self, run: str, consumer: str, checkpoint: int) -> int:
         """See `Journal.restore`."""
         with self.writing("restore groups") as connection:
