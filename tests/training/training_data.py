@@ -193,7 +193,9 @@ def hf_omni_logits(model: Any, ids: Sequence[int], features: Sequence[MediaFeatu
         return model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **hf_inputs(features)).logits[0]
 
 
-def make_policy(name: str | Path, *, total_steps: int = 100, temperature: float = 1.0, **settings: Any) -> Any:
+def make_policy(
+    name: str | Path, *, total_steps: int = 100, temperature: float = 1.0, own_reference: bool = True, **settings: Any
+) -> Any:
     """A policy; `settings` go to the configuration that has a field of the name."""
     from relax_server.training.policy import Policy
 
@@ -203,7 +205,7 @@ def make_policy(name: str | Path, *, total_steps: int = 100, temperature: float 
         for key, cls in configs.items()
     }
     path = name if isinstance(name, Path) else resolve_model(name)
-    return Policy(path, total_steps=total_steps, seed=0, temperature=temperature, **parts)
+    return Policy(path, total_steps=total_steps, seed=0, temperature=temperature, own_reference=own_reference, **parts)
 
 
 def parameters(policy: Any) -> dict[str, np.ndarray]:

@@ -1,7 +1,4 @@
-"""The policy being trained: a model folder in, training steps on groups of episodes, weights and checkpoints out.
-
-On CPU it patches torch for the whole process (see `megatron.cpu`), so it lives in a process of its own.
-"""
+"""The policy being trained: a model folder in, training steps on groups of episodes, weights and checkpoints out."""
 
 from __future__ import annotations
 
@@ -15,26 +12,23 @@ import torch
 from torch import Tensor
 
 from relax_sdk.config import AlgorithmConfig, OptimizerConfig, TrainingConfig
-from relax_sdk.errors import ConfigError, TrainingError
+from relax_sdk.errors import TrainingError
 from relax_sdk.trajectory import Group, Sample
-from relax_server.models.processor import Processor
 from relax_server.training.batch import Batch, ReadMedia, make_batch, read_features
+from relax_server.training.fields import Given, by_turn, flat_logprobs
 from relax_server.training.forest import Forest, pack
-from relax_server.training.megatron import cpu, folder, parallel
+from relax_server.training.megatron import folder, parallel
 from relax_server.training.metrics import StepMetrics
-from relax_server.training.objective import LossSum, Targets, cross_entropy, policy_objective, token_logprobs
+from relax_server.training.model import Model  # patches torch, before the rest of Megatron is imported
+from relax_server.training.objective import LossSum, Targets, cross_entropy, policy_objective
 from relax_server.training.rollouts import collect, token_advantages
 
-cpu.install()  # before the rest of Megatron is imported
-
-from relax_server.training.megatron import checkpoint  # noqa: E402
-from relax_server.training.megatron.build import load_model  # noqa: E402
-from relax_server.training.megatron.inputs import ForestInputs  # noqa: E402
-from relax_server.training.megatron.routes import sample_routes  # noqa: E402
-from relax_server.training.megatron.trainer import MegatronTrainer  # noqa: E402
+from relax_server.training.megatron import checkpoint  # isort: skip
+from relax_server.training.megatron.routes import sample_routes  # isort: skip
+from relax_server.training.megatron.trainer import MegatronTrainer  # isort: skip
 
 
-class Policy:
+class Policy(Model):
     """A model, its optimizer and the algorithm that trains it.
 
     Args:
@@ -46,6 +40,7 @@ class Policy:
         seed: of torch's generators.
         features: folder in shared memory where media features are exchanged with other processes.
         temperature: that tokens are sampled with; logits are divided by it before every softmax.
+        own_reference: False keeps no reference: its logprobs are given to every step that needs them.
 
     Raises:
         ConfigError: the model cannot be trained, or a setting does not fit it.
@@ -62,28 +57,18 @@ class Policy:
         seed: int,
         temperature: float = 1.0,
         features: Path | None = None,
+        own_reference: bool = True,
     ) -> None:
-        if temperature <= 0:
-            raise ConfigError(f"Policy temperature = {temperature}; allowed: above 0 (greedy samples cannot be trained on)")
-        torch.set_num_threads(training.threads)
-        parallel.initialize(seed=seed)
-        self.model_path = Path(model_path)
-        self.algorithm, self.optimizer, self.training = algorithm, optimizer, training
-        self.total_steps, self.temperature = total_steps, temperature
+        super().__init__(model_path, training=training, seed=seed, temperature=temperature, features=features)
+        self.algorithm, self.optimizer, self.total_steps = algorithm, optimizer, total_steps
         self.step = 0
         """Training steps done."""
         self.spans: list[tuple[str, float, float]] = []
         """Stages of the last training step: name, begin and end in seconds since the epoch."""
-        self.processor = Processor.load(self.model_path, features)
-        self.device = parallel.device()
-        self._dtype = torch.bfloat16 if training.dtype == "bfloat16" else torch.float32
-        self._loaded = self._load_model(self.model_path, training.replay_routes)
         self.trainer = MegatronTrainer(self._loaded.model, optimizer, self._dtype)
+        self._compares = bool(algorithm.kl_coef) and own_reference
         self._reference: list[Tensor] = []
         self._set_reference(self._loaded.model)
-        self._banned = torch.tensor(self.processor.banned_ids, dtype=torch.long, device=self.device)
-        audio = getattr(self.processor.hf_config, "audio_config", None)
-        self._chunk = 2 * audio.n_window if audio is not None else 0
 
     # ---------------------------------------------------------------------------------------------------- training
 
@@ -107,25 +92,30 @@ class Policy:
         self.trainer.reset_optimizer()
         self._set_reference(self._loaded.model)
 
-    def train_step(self, groups: Sequence[Group], media: ReadMedia, version: int) -> dict[str, float]:
+    def train_step(
+        self, groups: Sequence[Group], media: ReadMedia, version: int, given: Given | None = None
+    ) -> dict[str, float]:
         """One step of reinforcement learning on a batch of groups; every data-parallel rank is given the same batch.
 
         Args:
             groups: complete groups; a trajectory without turns has no sample, but its reward counts in its group.
             media: reads the bytes of a media item.
             version: of the weights before this step, for the staleness.
+            given: what other roles have computed of these groups; None: it is computed here.
 
         Returns:
             Metrics, see `StepMetrics`.
 
         Raises:
-            TrainingError: no trajectory has a token to train on, or the gradient is not finite.
+            TrainingError: no trajectory has a token to train on, the gradient is not finite, what is given does not fit the
+                groups, or the reference's logprobs are to be given and are not.
             TokenError: tokens and media do not fit together.
         """
         metrics = StepMetrics()
         self.spans = metrics.spans
         with metrics.seconds("plan"):
-            rollouts = collect(groups, self.algorithm)
+            advantages = [by_turn(g, a) for g, a in zip(groups, given.advantages, strict=True)] if given is not None else None
+            rollouts = collect(groups, self.algorithm, advantages)
             if not rollouts.samples:
                 raise TrainingError(f"none of {len(groups)} groups has a token to train on")
         with metrics.seconds("features"):
@@ -138,7 +128,7 @@ class Policy:
         metrics.describe(rollouts, batch, parts, version)
         targets = self._targets(batch, token_advantages(rollouts, batch.trained))
         with metrics.seconds("logprobs"):
-            targets = self._before(parts, targets)
+            targets = self._before(parts, targets, given.ref_log_probs if given is not None else None)
         lr = self.optimizer.lr_at(self.step, self.total_steps)
         for number, forests in enumerate(parts):
             with metrics.seconds("forward_backward"):
@@ -149,15 +139,6 @@ class Policy:
                 metrics.stepped(self.trainer.step(lr), lr)
         self.step += 1
         return metrics.result()
-
-    def logprobs(self, samples: Sequence[Sample], media: ReadMedia) -> list[np.ndarray]:
-        """Log probabilities under the current weights, float32, one array per sample with one number per mask-1 token."""
-        batch = make_batch(samples, self.processor, read_features(samples, self.processor, media))
-        targets = self._targets(batch, np.zeros(len(batch.trained), np.float32))
-        forests = pack(batch, self.training.token_budget, self.training.share_prompts)
-        flat = self._forward(forests, targets).cpu().numpy()
-        cuts = np.searchsorted(batch.trained.sample, np.arange(1, len(batch)))
-        return np.split(flat, cuts)
 
     # --------------------------------------------------------------------------------------------- weights, checkpoints
 
@@ -179,7 +160,7 @@ class Policy:
         Raises:
             ConfigError: not a folder of this model.
         """
-        if self.algorithm.kl_coef:
+        if self._compares:
             self._set_reference(self._load_model(Path(folder_), replay_routes=False).model)
 
     def identity(self) -> dict[str, Any]:
@@ -217,32 +198,10 @@ class Policy:
 
     # ----------------------------------------------------------------------------------------------------- inner works
 
-    def _load_model(self, path: Path, replay_routes: bool) -> Any:
-        return load_model(
-            path,
-            self.processor.hf_config,
-            dtype=self._dtype,
-            device=self.device,
-            recompute=self.training.recompute,
-            replay_routes=replay_routes,
-        )
-
     def _set_reference(self, model: torch.nn.Module) -> None:
-        """Freeze a copy of a model's weights, if the algorithm compares with them."""
-        if self.algorithm.kl_coef:
+        """Freeze a copy of a model's weights, if they are compared with here."""
+        if self._compares:
             self._reference = [p.detach().clone() for p in model.parameters()]
-
-    def _targets(self, batch: Batch, advantages: np.ndarray) -> Targets:
-        def tensor(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(array).to(self.device)
-
-        return Targets(
-            token=tensor(batch.trained.target),
-            engine=tensor(batch.trained.logprob.astype(np.float32)),
-            advantage=tensor(advantages),
-            banned=self._banned,
-            temperature=self.temperature,
-        )
 
     def _pack(self, batch: Batch, only: Sequence[int] | None = None) -> list[Forest]:
         return pack(batch, self.training.token_budget, self.training.share_prompts, only)
@@ -251,9 +210,6 @@ class Policy:
         """Those of this data-parallel rank."""
         rank, size = parallel.data_parallel()
         return list(forests[rank::size])
-
-    def _inputs(self, forest: Forest) -> ForestInputs:
-        return ForestInputs.of(forest, self._chunk, self.device)
 
     def _accumulate(self, forests: Sequence[Forest], objective: Any, targets: Targets) -> list[dict[str, Tensor]]:
         """Gradients of the mean loss over all ranks' forests; results of this rank's."""
@@ -267,25 +223,21 @@ class Policy:
 
         return self.trainer.accumulate([self._inputs(f) for f in mine], loss)
 
-    def _forward(self, forests: Sequence[Forest], targets: Targets) -> Tensor:
-        """Logprobs of the trained tokens of some forests, [n of the batch]; 0 elsewhere."""
-        out = torch.zeros(len(targets.token), device=self.device)
-        for forest in forests:
-            logprobs = token_logprobs(self.trainer.forward(self._inputs(forest)), forest, targets)
-            out[torch.from_numpy(forest.entry).to(self.device)] = logprobs
-        return out
-
-    def _before(self, parts: Sequence[Sequence[Forest]], targets: Targets) -> Targets:
-        """Targets with what has to be computed before the first update: own and reference logprobs."""
+    def _before(self, parts: Sequence[Sequence[Forest]], targets: Targets, reference: Sequence[np.ndarray] | None) -> Targets:
+        """Targets with what has to be there before the first update: own logprobs, and those of the reference."""
         mine = [forest for forests in parts for forest in self._mine(forests)]
         if self.algorithm.old_logprobs == "recompute" and len(parts) > 1:
             targets = dataclasses.replace(targets, recomputed=self._forward(mine, targets))
+        if reference is not None:
+            return dataclasses.replace(targets, reference=self._tensor(flat_logprobs(reference, len(targets.token))))
         if self._reference:
             self._swap_reference()
             try:
-                targets = dataclasses.replace(targets, reference=self._forward(mine, targets))
+                return dataclasses.replace(targets, reference=self._forward(mine, targets))
             finally:
                 self._swap_reference()
+        if self.algorithm.kl_coef:
+            raise TrainingError("this policy keeps no reference, and its logprobs were not given to the step")
         return targets
 
     def _swap_reference(self) -> None:

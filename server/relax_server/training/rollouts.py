@@ -56,8 +56,18 @@ def group_advantages(group: Group, algorithm: AlgorithmConfig) -> list[list[floa
     return [[a] * len(t.turns) for a, t in zip(advantage(rewards).tolist(), group.trajectories, strict=True)]
 
 
-def collect(groups: Sequence[Group], algorithm: AlgorithmConfig) -> Rollouts:
-    """Samples and advantages of a batch of groups."""
+def collect(
+    groups: Sequence[Group], algorithm: AlgorithmConfig, advantages: Sequence[list[list[float]]] | None = None
+) -> Rollouts:
+    """Samples and advantages of a batch of groups.
+
+    Args:
+        groups: of the batch.
+        algorithm: whose advantages.
+        advantages: per group what `group_advantages` returns, where it is known; None: it is called.
+    """
+    if advantages is None:
+        advantages = [group_advantages(group, algorithm) for group in groups]
     out = Rollouts([], [], [], [], 0.0, 0.0, 0)
     rewards: list[float] = []
     spreads: list[float] = []
@@ -65,12 +75,12 @@ def collect(groups: Sequence[Group], algorithm: AlgorithmConfig) -> Rollouts:
         own = [t.reward for t in group.trajectories]
         rewards += own
         spreads.append(float(np.std(own)) if own else 0.0)
-        for trajectory, advantages in zip(group.trajectories, group_advantages(group, algorithm), strict=True):
+        for trajectory, values in zip(group.trajectories, advantages[index], strict=True):
             for sample in trajectory.samples():
                 out.samples.append(sample)
                 out.trajectories.append(trajectory)
                 out.group.append(index)
-                out.advantages.append(advantages)
+                out.advantages.append(values)
     return Rollouts(
         out.samples,
         out.trajectories,

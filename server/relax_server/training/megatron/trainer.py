@@ -76,7 +76,7 @@ class MegatronTrainer:
         """
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
-        self._mode(training=True)
+        _set_mode(self.model, training=True)
         numbers = iter(range(len(inputs)))
 
         def forward_step(data: Iterator[int], ddp: torch.nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
@@ -104,10 +104,6 @@ class MegatronTrainer:
         RouterReplay.clear_global_router_replay_action()
         return results
 
-    def _mode(self, training: bool) -> None:
-        if self.model.training != training:  # walks all modules
-            self.model.train(training)
-
     def step(self, lr: float) -> float:
         """Clip and apply the accumulated gradients.
 
@@ -126,15 +122,21 @@ class MegatronTrainer:
         _, norm, _ = self.optimizer.step()
         return float(norm)
 
-    @torch.no_grad()
-    def forward(self, inputs: ForestInputs) -> Tensor:
-        """Logits [r, v] of one forest, without gradient."""
-        self._mode(training=False)
-        _begin_replay(inputs)
-        try:
-            return self.model(inputs)
-        finally:
-            RouterReplay.clear_global_router_replay_action()
+
+@torch.no_grad()
+def forward(model: TextModel, inputs: ForestInputs) -> Tensor:
+    """Logits [r, v] of one forest, without gradient."""
+    _set_mode(model, training=False)
+    _begin_replay(inputs)
+    try:
+        return model(inputs)
+    finally:
+        RouterReplay.clear_global_router_replay_action()
+
+
+def _set_mode(model: TextModel, training: bool) -> None:
+    if model.training != training:  # walks all modules
+        model.train(training)
 
 
 def _begin_replay(inputs: ForestInputs) -> bool:

@@ -1,0 +1,138 @@
+"""A model folder as a Megatron model that says how likely tokens are: what the policy and its frozen reference share.
+
+On CPU it patches torch for the whole process (see `megatron.cpu`), so it lives in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from relax_sdk.config import TrainingConfig
+from relax_sdk.errors import ConfigError
+from relax_sdk.trajectory import Group, Sample
+from relax_server.models.processor import Processor
+from relax_server.training.batch import Batch, ReadMedia, make_batch, read_features
+from relax_server.training.forest import Forest, pack
+from relax_server.training.megatron import cpu, parallel
+from relax_server.training.objective import Targets, token_logprobs
+
+cpu.install()  # before the rest of Megatron is imported
+
+from relax_server.training.megatron.build import load_model  # noqa: E402
+from relax_server.training.megatron.inputs import ForestInputs  # noqa: E402
+from relax_server.training.megatron.routes import sample_routes  # noqa: E402
+from relax_server.training.megatron.trainer import forward  # noqa: E402
+
+
+class Model:
+    """A model without gradients.
+
+    Args:
+        model_path: a Hugging Face folder.
+        training: token budget, sharing, precision, threads.
+        seed: of torch's generators.
+        features: folder in shared memory where media features are exchanged with other processes.
+        temperature: that tokens are sampled with; logits are divided by it before every softmax.
+
+    Raises:
+        ConfigError: the model cannot be had in Megatron, or a setting does not fit it.
+    """
+
+    def __init__(
+        self,
+        model_path: Path,
+        *,
+        training: TrainingConfig,
+        seed: int,
+        temperature: float = 1.0,
+        features: Path | None = None,
+    ) -> None:
+        if temperature <= 0:
+            raise ConfigError(f"temperature = {temperature}; allowed: above 0 (greedy samples cannot be trained on)")
+        torch.set_num_threads(training.threads)
+        parallel.initialize(seed=seed)
+        self.model_path = Path(model_path)
+        self.training, self.temperature = training, temperature
+        self.processor = Processor.load(self.model_path, features)
+        self.device = parallel.device()
+        self._dtype = torch.bfloat16 if training.dtype == "bfloat16" else torch.float32
+        self._loaded = self._load_model(self.model_path, training.replay_routes)
+        self._banned = torch.tensor(self.processor.banned_ids, dtype=torch.long, device=self.device)
+        audio = getattr(self.processor.hf_config, "audio_config", None)
+        self._chunk = 2 * audio.n_window if audio is not None else 0
+
+    def logprobs(
+        self, samples: Sequence[Sample], media: ReadMedia, routes: Sequence[np.ndarray | None] = ()
+    ) -> list[np.ndarray]:
+        """Log probabilities under the current weights, float32, one array per sample with one number per mask-1 token.
+
+        Args:
+            samples: at least one.
+            media: reads the bytes of a media item.
+            routes: per sample, for route replay.
+
+        Raises:
+            TokenError: tokens and media do not fit together.
+        """
+        batch = make_batch(samples, self.processor, read_features(samples, self.processor, media), routes)
+        targets = self._targets(batch, np.zeros(len(batch.trained), np.float32))
+        forests = pack(batch, self.training.token_budget, self.training.share_prompts)
+        flat = self._forward(forests, targets).cpu().numpy()
+        cuts = np.searchsorted(batch.trained.sample, np.arange(1, len(batch)))
+        return np.split(flat, cuts)
+
+    def group_logprobs(self, groups: Sequence[Group], media: ReadMedia) -> list[np.ndarray]:
+        """Per group the field `ref_log_probs`, see `training.fields`.
+
+        Raises:
+            TokenError: tokens and media do not fit together.
+        """
+        samples = [(index, t, s) for index, group in enumerate(groups) for t in group.trajectories for s in t.samples()]
+        parts: list[list[np.ndarray]] = [[np.zeros(0, np.float32)] for _ in groups]
+        if samples:
+            routes = [sample_routes(t, s) for _, t, s in samples] if self.training.replay_routes else []
+            found = self.logprobs([s for _, _, s in samples], media, routes)
+            for (index, _, _), values in zip(samples, found, strict=True):
+                parts[index].append(values)
+        return [np.concatenate(part) for part in parts]
+
+    # ----------------------------------------------------------------------------------------------------- inner works
+
+    def _load_model(self, path: Path, replay_routes: bool) -> Any:
+        return load_model(
+            path,
+            self.processor.hf_config,
+            dtype=self._dtype,
+            device=self.device,
+            recompute=self.training.recompute,
+            replay_routes=replay_routes,
+        )
+
+    def _targets(self, batch: Batch, advantages: np.ndarray) -> Targets:
+        return Targets(
+            token=self._tensor(batch.trained.target),
+            engine=self._tensor(batch.trained.logprob.astype(np.float32)),
+            advantage=self._tensor(advantages),
+            banned=self._banned,
+            temperature=self.temperature,
+        )
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _inputs(self, forest: Forest) -> ForestInputs:
+        return ForestInputs.of(forest, self._chunk, self.device)
+
+    def _forward(self, forests: Sequence[Forest], targets: Targets) -> Tensor:
+        """Logprobs of the trained tokens of some forests, [n of the batch]; 0 elsewhere."""
+        out = torch.zeros(len(targets.token), device=self.device)
+        for forest in forests:
+            logprobs = token_logprobs(forward(self._loaded.model, self._inputs(forest)), forest, targets)
+            out[torch.from_numpy(forest.entry).to(self.device)] = logprobs
+        return out
