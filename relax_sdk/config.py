@@ -292,7 +292,8 @@ class RunConfig:
     """More flags for SGLang's command line, such as `("--tp", "2")`."""
     engines: int = 1
     bus: BusName = "local"
-    """How groups reach the trainer: straight from the journal, or through TransferQueue on Ray."""
+    """How groups reach the trainer: straight from the journal, or through TransferQueue on Ray, where roles of their own
+    compute advantages and, if `algorithm.kl_coef` is above 0, the reference's logprobs."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)

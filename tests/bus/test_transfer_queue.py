@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from relax_server.journal import open_journal
 from relax_server.journal.base import Journal, JournalCounts
 from sample_groups import make_group
 
-from relax_sdk.errors import BusError, ConfigError
+from relax_sdk.errors import BusError, ConfigError, RunError
 from relax_sdk.media import MediaRef
 
 bus_module = pytest.importorskip("relax_server.bus.transfer_queue", reason="needs the extra `ray`: Ray and TransferQueue")
@@ -292,3 +293,76 @@ def test_importing_the_buses_imports_neither_ray_nor_torch() -> None:
     code = "import sys, relax_server.bus, relax_server.bus.local; print({'ray', 'torch', 'transfer_queue'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_a_trainer_whose_fields_do_not_come_says_so_and_one_that_is_stopped_waits_no_longer(bus: Any, journal: Journal) -> None:
+    from relax_server.roles.fields import wait_for_fields
+
+    commit(journal, "a", "b")
+    bus.take(2, 0, 0, LONG)
+    bus.put_fields(["a"], {"advantages": [np.ones(2)]})
+    with pytest.raises(RunError, match=r"fields advantages of 2 groups were not all there within 0.3 s.*advantages.log"):
+        wait_for_fields(bus, ["a", "b"], ["advantages"], lambda: False, 0.3)
+    assert wait_for_fields(bus, ["a", "b"], ["advantages"], lambda: True) is None
+    bus.put_fields(["b"], {"advantages": [np.ones(2)]})
+    assert ids_of(wait_for_fields(bus, ["b", "a"], ["advantages"], lambda: False)) == ["b", "a"]
+
+
+# ------------------------------------------------------------------------------------------------------------------- ahead
+
+
+def taken(role: Any, n: int, seconds: float) -> set[str]:
+    """`n` groups that a role gets one after the other."""
+    found: set[str] = set()
+    while len(found) < n:
+        more = ids_of(role.take_fields(["group"], 1, "reference", seconds))
+        assert more, f"nothing after {found}"
+        found |= set(more)
+    return found
+
+
+def test_roles_get_groups_before_the_trainer_asks_for_them(open_bus: OpenBus, role: Any, journal: Journal) -> None:
+    bus = open_bus(ahead=2)
+    commit(journal, "a")
+    assert ids_of(bus.take(1, 0, 0, LONG)) == ["a"]
+    commit(journal, *"bcd")
+    assert taken(role, 3, LONG) == {"a", "b", "c"}
+    assert role.take_fields(["group"], 1, "reference", 0.2) == [], "two ahead are as many as are allowed"
+    role.put_fields(["b", "c"], {"x": [1, 2]})
+    assert ids_of(bus.take(2, 0, 0, LONG)) == ["b", "c"]
+    assert [int(row.fields["x"][0]) for row in bus.get_fields(["b", "c"], ["x"], LONG)] == [1, 2]
+    assert ids_of(role.take_fields(["group"], 1, "reference", LONG)) == ["d"]
+    bus.ack(["a", "b", "c"], 1)
+    bus.release_ahead()
+    assert journal.counts(RUN) == JournalCounts(ready=1, acked=3)
+    assert role.put_fields(["d"], {"x": [3]}) == ["d"], "it has left the queue"
+
+
+def test_groups_fed_ahead_are_dropped_when_they_are_too_old_at_the_take(open_bus: OpenBus, role: Any, journal: Journal) -> None:
+    bus = open_bus(ahead=4)
+    commit(journal, "a")
+    assert ids_of(bus.take(1, 0, 1, LONG)) == ["a"]
+    commit(journal, "b", "c")
+    assert len(role.take_fields(["group"], 3, "reference", LONG)) >= 1
+    end = time.monotonic() + LONG
+    while journal.counts(RUN).leased < 3:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert bus.take(1, 2, 1, 0.0) is None
+    assert journal.counts(RUN) == JournalCounts(leased=1, stale=2)
+    journal.commit(make_group("d", versions=(2, 2)), RUN)
+    batch = bus.take(1, 2, 1, LONG)
+    assert (ids_of(batch), batch.dropped) == (["d"], 2)
+    assert role.put_fields(["b", "c"], {"x": [1, 2]}) == ["b", "c"]
+
+
+def test_what_was_fed_ahead_is_fed_again_to_the_next_queue(open_bus: OpenBus, role: Any, journal: Journal) -> None:
+    bus = open_bus(ahead=4)
+    commit(journal, "a")
+    assert ids_of(bus.take(1, 0, 0, LONG)) == ["a"]
+    commit(journal, "b", "c")
+    assert taken(role, 3, LONG) == {"a", "b", "c"}
+    end_process(pid_of(bus._actors.controller))
+    assert taken(role, 3, REBUILD) == {"a", "b", "c"}, "though the trainer asks for nothing meanwhile"
+    assert ids_of(bus.take(2, 0, 0, REBUILD)) == ["b", "c"]
+    assert journal.counts(RUN) == JournalCounts(leased=3)

@@ -195,10 +195,33 @@ def test_a_cluster_that_is_busy_is_not_waited_for_without_end(cluster, tmp_path,
     remove_placement_group(others)
 
 
+@pytest.mark.timeout(600)
 def test_groups_go_through_transfer_queue(cluster, tmp_path):
     watch = Watch()
     whole(fit(tmp_path / "run", 4, watch, bus="transfer_queue"), 4)
     assert watch.warnings == []
+
+
+@pytest.mark.timeout(900)
+def test_roles_that_compute_fields_are_started_again_alone(cluster, tmp_path):
+    folder, victims = tmp_path / "run", ["advantages", "reference", "policy"]
+    killed: dict[str, int] = {}
+
+    def kill(step: int) -> None:
+        if step >= 2 * len(killed) + 2 and len(killed) < len(victims):
+            role = victims[len(killed)]
+            killed[role] = pid_of(role, folder)
+            os.kill(killed[role], signal.SIGKILL)
+
+    watch = Watch(kill)
+    run = fit(folder, 8, watch, bus="transfer_queue", algorithm={"kl_coef": 0.1})
+    assert list(killed) == victims
+    for role in victims:
+        assert sum(f"the {role} process ended" in warning for warning in watch.warnings) == 1, watch.warnings
+    assert len(watch.warnings) == 3, "the queue ends with the trainer, and the other roles join the next one"
+    whole(run, 8)
+    assert {f.name.rpartition("-")[0] for f in RunLayout(folder).timeline.glob("*.jsonl")} >= {"advantages", "reference"}
+    assert run.metrics[-1]["kl"] > 0
 
 
 async def test_a_run_is_carried_out_once_at_a_time(cluster, tmp_path, monkeypatch):

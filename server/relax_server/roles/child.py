@@ -67,6 +67,14 @@ def run_role(role: str, channel: Outlet, inbox: queue.SimpleQueue[Any], first: A
             from relax_server.roles.policy import run_policy
 
             run_policy(channel, inbox, first)
+        elif role == "advantages":
+            from relax_server.roles.advantages import run_advantages
+
+            run_advantages(channel, inbox, first)
+        elif role == "reference":
+            from relax_server.roles.reference import run_reference
+
+            run_reference(channel, inbox, first)
         elif role == "controller":
             from relax_server.roles.ray.controller import run_controller
 

@@ -15,6 +15,7 @@ from relax_sdk.runtime import Job, Observer
 from relax_server.journal import open_journal
 from relax_server.models.catalog import resolve_model
 from relax_server.roles import shared_memory
+from relax_server.roles.field_roles import FieldRoles
 from relax_server.roles.fleet import EngineFleet
 from relax_server.roles.host import Host, LocalHost
 from relax_server.roles.layout import RunLayout
@@ -100,6 +101,7 @@ class Controller:
             changed=lambda urls: self.rollout.send(SetEngines(urls)),
             failed=self.engines_failed,
         )
+        self.fields = FieldRoles(job, host, self.restarts, self.model_path, self.features, self.inbox.put_nowait, observer.warn)
         self.weights: Path | None = None
         self.timeline = Timeline(self.layout.timeline, "controller")
         self.step = 0
@@ -164,6 +166,7 @@ class Controller:
         self.outputs = Outputs(self.layout)
         if checkpoint is None and self.config.warmup.steps and rollout.has_warmup:
             await self.warm_up()
+        await self.fields.follow(ready.cluster)
         await self.load_weights()
 
     async def warm_up(self) -> None:
@@ -185,6 +188,7 @@ class Controller:
             message = await self.next_event()
             if isinstance(message, Saved) and message.last:
                 self.saved_last = True  # the trainer's process ends with it
+                await self.fields.stop()
                 break
             await self.handle(message)
         if self.step < self.config.steps:
@@ -202,7 +206,9 @@ class Controller:
 
     async def shut_down(self) -> None:
         """Stop every process and leave nothing behind."""
-        await asyncio.gather(self.rollout.stop(), self.policy.stop(), self.engines.stop(), return_exceptions=True)
+        await asyncio.gather(
+            self.rollout.stop(), self.policy.stop(), self.engines.stop(), self.fields.stop(), return_exceptions=True
+        )
         shared_memory.remove(self.weights_root)
         if self.outputs is not None:
             self.outputs.close()
@@ -262,6 +268,7 @@ class Controller:
             self.observer.warn(f"the trainer said nothing for {limit:.0f} s; restarting it")
             self.policy_at = None
             self.policy.kill()
+        self.fields.look_for_hangs(now)
 
     def heard_of_policy(self, waits: bool = False) -> None:
         self.policy_at, self.policy_waits = time.monotonic(), waits
@@ -321,6 +328,9 @@ class Controller:
             if message.fatal:
                 self.raise_failure(message)
             self.observer.warn(message.text)
+        elif isinstance(message, Died) and message.role in self.fields:
+            if not self.saved_last:
+                await self.fields.restart(message)
         elif isinstance(message, Died) and not (message.role == "policy" and self.saved_last):
             await self.restart(message)
 
@@ -478,9 +488,11 @@ class Controller:
 
     async def restart_policy(self) -> None:
         self.policy_at, self.awaits_devices = None, False
+        await self.fields.leave()
         await self.start_policy((self.layout.checkpoints() or [None])[-1])
         ready = await self.expect(PolicyReady, again="policy")
         self.step, self.weights = ready.step, ready.weights
+        await self.fields.follow(ready.cluster)
         await self.load_weights()
         self.rollout.send(Published(self.step, self.consumed, self.dropped))
         self.policy.send(Stop() if self.stop_requested.is_set() else Train())

@@ -16,6 +16,9 @@ from relax_server.roles.process import RoleProcess
 class Role(Protocol):
     """A role in a process of its own; its messages, and `Died`, go to whoever started it."""
 
+    generation: int
+    """How often it was started; `Died` says which of them ended."""
+
     @property
     def pid(self) -> int | None:
         """None before it runs."""
@@ -82,7 +85,7 @@ class Host(Protocol):
         """A role, not started yet.
 
         Args:
-            name: `rollout` or `policy`.
+            name: `rollout`, `policy`, `advantages` or `reference`.
             folder: of the run.
             on_message: gets its messages, in the event loop that starts it.
             threads: of numeric libraries.

@@ -189,18 +189,43 @@ class Continue:
 
 
 @dataclass(frozen=True)
+class Cluster:
+    """A Ray cluster that a process has started for itself and what belongs to it."""
+
+    address: str
+    environment: dict[str, str]
+    """Variables that a process needs to join it, its token among them."""
+
+
+@dataclass(frozen=True)
 class PolicyReady:
     """The model is loaded and its weights are out."""
 
     step: int
     weights: Path
+    cluster: Cluster | None = None
+    """Of the queue, where the trainer has started one."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """The trainer is well; sent about once a second while it waits for groups or devices, and when it goes on."""
+    """A role is well; sent about once a second while it waits for groups, fields or devices, and when it goes on."""
 
     waiting: bool
+
+
+@dataclass(frozen=True)
+class StartFields:
+    """The first message to a role that computes a field: `advantages` or `reference`."""
+
+    config: RunConfig
+    run: str
+    folder: Path
+    model_path: Path
+    cluster: Cluster | None
+    """That the queue is in; None: the one that this process is in."""
+    features: Path | None = None
+    """Folder in shared memory where media features are exchanged."""
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,23 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from relax_sdk.errors import TrainingError
 from relax_sdk.media import MediaRef, MediaStore
 from relax_sdk.trajectory import Group, Trajectory
 from relax_server.bus import open_bus
-from relax_server.bus.base import Batch
+from relax_server.bus.base import Batch, Bus
+from relax_server.bus.local import LocalBus
 from relax_server.garbage import settle
 from relax_server.journal import open_journal
 from relax_server.roles.channel import Outlet
+from relax_server.roles.fields import REFERENCE, field_roles, wait_for_fields
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import (
     BatchTaken,
     Beat,
+    Cluster,
     Continue,
     PolicyReady,
     Saved,
@@ -31,7 +34,11 @@ from relax_server.roles.messages import (
     Warmup,
 )
 from relax_server.timeline import Timeline
+from relax_server.training.fields import ADVANTAGES, REF_LOG_PROBS, Given, field_names
 from relax_server.training.policy import Policy
+
+if TYPE_CHECKING:
+    from relax_server.bus.transfer_queue import TransferQueueBus
 
 CONSUMER = "policy"
 LEASE_SECONDS = 1800.0
@@ -68,7 +75,9 @@ class PolicyRole:
         self.layout = RunLayout(first.folder)
         self.store = MediaStore(self.layout.media)
         self.journal = open_journal(first.journal or self.layout.journal)
-        self.bus = open_bus(config.bus, self.journal, first.run, CONSUMER, ttl=LEASE_SECONDS)
+        ahead = (config.max_staleness + 1) * config.rollout.groups_per_step  # all that the rollout may be ahead
+        self.bus = open_bus(config.bus, self.journal, first.run, CONSUMER, ttl=LEASE_SECONDS, ahead=ahead)
+        self.queue = queue_of(self.bus)
         self.policy = Policy(
             first.model_path,
             algorithm=config.algorithm,
@@ -78,6 +87,7 @@ class PolicyRole:
             temperature=config.sampling.temperature,
             seed=config.seed,
             features=first.features,
+            own_reference=REFERENCE not in field_roles(config),
         )
         self.unsaved: list[str] = []
         """Groups trained on since the last checkpoint."""
@@ -97,7 +107,12 @@ class PolicyRole:
             meta = self.policy.load(self.start.checkpoint)
             self.bus.ack(meta["groups"], self.policy.step)  # it may have died between the checkpoint and its ack
         self.bus.restore(self.policy.step)
-        self.channel.send(PolicyReady(self.policy.step, self.put_out()))
+        self.channel.send(PolicyReady(self.policy.step, self.put_out(), self.cluster))
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The Ray cluster that the queue has started for this process."""
+        return Cluster(*self.queue.cluster) if self.queue is not None and self.queue.cluster is not None else None
 
     def warm_up(self) -> None:
         """Supervised steps on the form of an action, then fresh weights and a checkpoint: it is not done again."""
@@ -111,7 +126,7 @@ class PolicyRole:
         if self.start.config.algorithm.kl_coef:
             self.policy.export(self.layout.reference)
         self.save(last=False)
-        self.channel.send(PolicyReady(self.policy.step, self.put_out()))
+        self.channel.send(PolicyReady(self.policy.step, self.put_out(), self.cluster))
 
     def put_out(self) -> Path:
         """Write the weights of the current step to shared memory."""
@@ -133,7 +148,17 @@ class PolicyRole:
                 batch = self.take()
             if batch is None:
                 break
-            metrics = self.one_step(batch, began)
+            given, seconds_fields = None, 0.0
+            if self.queue is not None:
+                waited = time.perf_counter()
+                with self.timeline.span("fields", step=self.policy.step + 1):
+                    given = self.take_fields(batch, self.queue)
+                if given is None:
+                    break
+                seconds_fields = time.perf_counter() - waited
+            if not self.begin_step():
+                break
+            metrics = self.one_step(batch, given, began, seconds_fields)
             self.channel.send(metrics)
             if self.policy.step % config.training.checkpoint_every == 0 and self.policy.step < config.steps:
                 self.save(last=False)
@@ -149,10 +174,25 @@ class PolicyRole:
             if batch is not None:
                 break
             waited += POLL_SECONDS
-        self.channel.send(BatchTaken(self.policy.step))
-        if config.mode == "colocate" and not self.wait_for_devices():
-            return None
         return Batch(batch.groups, batch.version, batch.staleness, batch.dropped + dropped, batch.waited + waited, batch.ready)
+
+    def take_fields(self, batch: Batch, queue: TransferQueueBus) -> Given | None:
+        """What other roles compute of a batch, once it is there; None when a `Stop` came first.
+
+        Raises:
+            RunError: it did not come in time.
+        """
+        ids, names = [group.id for group in batch.groups], field_names(self.start.config.algorithm)
+        rows = wait_for_fields(queue, ids, names, self.stopped)
+        return None if rows is None else given_of([row.fields for row in rows])
+
+    def begin_step(self) -> bool:
+        """Tell the controller, and in colocate mode wait for the devices; False on a `Stop`."""
+        self.channel.send(BatchTaken(self.policy.step))
+        if self.start.config.mode != "colocate":
+            return True
+        with self.timeline.span("wait for devices", step=self.policy.step + 1):
+            return self.wait_for_devices()
 
     def beat(self) -> None:
         """Tell the controller that this process waits and is well, about once a second."""
@@ -184,18 +224,21 @@ class PolicyRole:
             return isinstance(message, Continue)
         raise TrainingError(f"the controller did not free the devices within {CONTINUE_SECONDS:.0f} s")
 
-    def one_step(self, batch: Batch, began: float) -> StepDone:
+    def one_step(self, batch: Batch, given: Given | None, began: float, seconds_fields: float) -> StepDone:
         """Train on one batch and put the new weights out."""
         taken = time.perf_counter()
-        metrics: dict[str, Any] = dict(self.policy.train_step(batch.groups, self.media, batch.version))
+        metrics: dict[str, Any] = dict(self.policy.train_step(batch.groups, self.media, batch.version, given))
         trained = time.perf_counter()
         for stage, start, end in self.policy.spans:
             self.timeline.add(stage, start, end, step=self.policy.step)
         self.unsaved += [group.id for group in batch.groups]
+        if self.queue is not None:
+            self.queue.forget([group.id for group in batch.groups])
         weights = self.put_out()
         done = time.perf_counter()
         metrics |= dict(
             seconds_wait=taken - began,
+            seconds_fields=seconds_fields,
             seconds_train=trained - taken,
             seconds_publish=done - trained,
             seconds_step=done - began,
@@ -222,8 +265,21 @@ class PolicyRole:
         for old in self.layout.checkpoints()[: -self.start.config.training.keep_checkpoints]:
             shutil.rmtree(old, ignore_errors=True)
         if last:
+            if self.queue is not None:
+                self.queue.release_ahead()
             self.policy.export(self.layout.weights)
         self.channel.send(Saved(step, folder, last))
+
+
+def queue_of(bus: Bus) -> TransferQueueBus | None:
+    """The bus, if other roles put fields there."""
+    return None if isinstance(bus, LocalBus) else cast("TransferQueueBus", bus)
+
+
+def given_of(rows: list[dict[str, Any]]) -> Given:
+    """The fields of a batch."""
+    reference = [fields[REF_LOG_PROBS] for fields in rows] if REF_LOG_PROBS in rows[0] else None
+    return Given([fields[ADVANTAGES] for fields in rows], reference)
 
 
 def histogram(values: list[int]) -> dict[str, int]:

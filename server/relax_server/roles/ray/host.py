@@ -17,12 +17,10 @@ from relax_sdk.config import EngineKind, RunConfig
 from relax_sdk.errors import RunError
 from relax_server.models.catalog import cache_root
 from relax_server.roles import shared_memory
+from relax_server.roles.fields import REFERENCE, field_roles
 from relax_server.roles.host import Engine, Exchange, Role
 from relax_server.roles.process import thread_limits
 from relax_server.roles.ray.role import RayEngine, RayRole
-
-ROLES = ("controller", "rollout", "policy")
-"""In the order of their bundles."""
 
 PLACE_SECONDS = 120.0
 """For a cluster to make room for a run."""
@@ -30,7 +28,8 @@ PLACE_SECONDS = 120.0
 
 def needs(config: RunConfig) -> dict[str, int]:
     """CPUs of the actors of a run; each engine takes one."""
-    return {"controller": 1, "rollout": 1, "policy": config.training.threads, "engines": config.engines}
+    fields = {role: config.training.threads if role == REFERENCE else 1 for role in field_roles(config)}
+    return {"controller": 1, "rollout": 1, "policy": config.training.threads} | fields | {"engines": config.engines}
 
 
 def listed(cpus: dict[str, int]) -> str:
@@ -61,7 +60,8 @@ class RayHost:
         self._namespace = namespace(folder)
         self._env = {name: value for name, value in os.environ.items() if name.startswith("RELAX_")}
         self._shared: tuple[Path, ...] = ()
-        self._trunk = placement_group([{"CPU": self._cpus[role]} for role in ROLES])
+        self._roles = [role for role in self._cpus if role != "engines"]  # in the order of their bundles
+        self._trunk = placement_group([{"CPU": self._cpus[role]} for role in self._roles])
         self._engines = placement_group([{"CPU": 1} for _ in range(config.engines)])
         for group in (self._trunk, self._engines):
             if not group.wait(PLACE_SECONDS):
@@ -116,7 +116,7 @@ class RayHost:
         return (self.folder, *self._shared)
 
     def role_options(self, name: str, threads: int) -> dict[str, Any]:
-        return self._options(self._trunk, ROLES.index(name), self._cpus[name], threads) | dict(
+        return self._options(self._trunk, self._roles.index(name), self._cpus[name], threads) | dict(
             name=name, namespace=self._namespace
         )
 

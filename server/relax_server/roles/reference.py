@@ -1,0 +1,45 @@
+"""The reference role: a frozen Megatron model says how likely the response tokens of each group were under it."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from typing import Any
+
+from relax_sdk.media import MediaStore
+from relax_server.roles.channel import Outlet
+from relax_server.roles.fields import REFERENCE, serve_field
+from relax_server.roles.layout import RunLayout
+from relax_server.roles.messages import StartFields
+from relax_server.training.fields import REF_LOG_PROBS
+from relax_server.training.model import Model
+
+AT_ONCE = 4
+"""Groups; together they fill forests better, but the trainer waits longer for the first of them."""
+
+
+def run_reference(channel: Outlet, inbox: queue.SimpleQueue[Any], first: StartFields) -> None:
+    """Serve until a `Stop`."""
+    config, store = first.config, MediaStore(RunLayout(first.folder).media)
+    model = Model(
+        reference_weights(first),
+        training=config.training,
+        seed=config.seed,
+        temperature=config.sampling.temperature,
+        features=first.features,
+    )
+    serve_field(
+        channel,
+        inbox,
+        first,
+        REFERENCE,
+        REF_LOG_PROBS,
+        AT_ONCE,
+        lambda groups: model.group_logprobs(groups, store.get),
+    )
+
+
+def reference_weights(first: StartFields) -> Path:
+    """The weights that reinforcement learning began with: what the warm-up left in the run folder, or else the model."""
+    warmed_up = RunLayout(first.folder).reference
+    return warmed_up if warmed_up.exists() else first.model_path
