@@ -41,6 +41,8 @@ TOKENS = 2048
 """Of an answer, at most; it is given up once enough was seen."""
 LIMIT = 600.0
 """Seconds for a start, a command or an answer."""
+BEFORE, AFTER = 16, 8
+"""Tokens before an update begins and after it was answered."""
 SHARED = Path("/dev/shm")
 """Where the trainer of a run puts weights."""
 
@@ -62,7 +64,8 @@ def large(folder: Path) -> Path:
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+    model = Qwen3ForCausalLM(config)
+    model.bfloat16()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -91,17 +94,18 @@ async def measure(engine: HttpEngine, weights: Path, version: int) -> dict[str, 
         return began, time.perf_counter()
 
     sampling = SamplingParams(max_new_tokens=TOKENS, temperature=1.0, ignore_eos=True)
-    stream = engine.stream(GenerateRequest(input_ids=list(range(40, 60)), sampling=sampling, rid=f"v{version}"), LIMIT)
+    request = GenerateRequest(input_ids=list(range(40, 60)), sampling=sampling, rid=f"v{version}")
+    stream: Any = engine.stream(request, LIMIT)  # a generator, which can be closed
     task: asyncio.Task[tuple[float, float]] | None = None
     async with contextlib.aclosing(stream) as parts:
         async for _ in parts:
             arrived.append(time.perf_counter())
-            if task is None and len(arrived) == 16:
+            if task is None and len(arrived) == BEFORE:
                 task = asyncio.create_task(update())
-            if task is not None and task.done():
+            if task is not None and task.done() and updated is None:
                 updated = task.result()
-                if len([at for at in arrived if at > updated[1]]) >= 8:
-                    break
+            if updated is not None and len([at for at in arrived if at > updated[1]]) >= AFTER:
+                break
     if updated is None:
         raise RuntimeError("the answer ended before the weights were loaded")
     gaps = [(after - before, after) for before, after in itertools.pairwise(arrived)]
