@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -16,7 +13,6 @@ import pytest
 import torch
 from engine_reference import Reference
 from relax_server.engines.base import GenerateRequest
-from relax_server.engines.kept import KEEPER
 from relax_server.engines.sglang import environment
 from relax_server.engines.sglang.broadcast import WeightGroup
 from relax_server.engines.sglang.client import SglangEngine
@@ -66,59 +62,6 @@ async def test_an_environment_without_sglang_is_refused(tmp_path):
     broken.chmod(0o755)
     with pytest.raises(ConfigError, match="does not run: no good"):
         await look(broken)
-
-
-CHILDREN = """
-import subprocess, sys, time
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-time.sleep(600)
-"""
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """A server of two processes below its keeper, once both are there."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        found = psutil.Process(pid).children(recursive=True)
-        if len(found) == 2:
-            return found
-        time.sleep(0.05)
-    raise AssertionError("the processes did not start")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_ends_with_its_keeper(number: signal.Signals):
-    keeper = subprocess.Popen([sys.executable, "-S", str(KEEPER), str(os.getpid()), sys.executable, "-c", CHILDREN])
-    server, child = sorted(family(keeper.pid), key=lambda process: process.pid)
-    keeper.send_signal(number)
-    keeper.wait(20)
-    server.wait(10)
-    if number == signal.SIGTERM:
-        child.wait(10)
-    else:
-        child.kill()  # SGLang's own children end with it; this one does not
-
-
-def test_a_server_ends_with_the_process_that_started_it():
-    script = f"""
-import os, subprocess, sys, time
-keeper = subprocess.Popen([sys.executable, "-S", {str(KEEPER)!r}, str(os.getpid()), sys.executable, "-c", {CHILDREN!r}])
-print(keeper.pid, flush=True)
-time.sleep(600)
-"""
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    keeper = psutil.Process(int(parent.stdout.readline()))
-    processes = [keeper, *family(keeper.pid)]
-    parent.kill()
-    parent.wait(10)
-    _, alive = psutil.wait_procs(processes, timeout=20)
-    assert not alive
-
-
-def test_a_server_s_exit_code_is_the_keeper_s():
-    command = [sys.executable, "-S", str(KEEPER), str(os.getpid()), sys.executable, "-c", "raise SystemExit(7)"]
-    assert subprocess.run(command, timeout=60).returncode == 7
 
 
 def test_shapes_are_read_and_damage_is_named(tmp_path):

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 GRACE = 1.0
@@ -61,13 +62,35 @@ def main() -> None:
 
 
 def end(server: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of the server and its children."""
+    """Kill what is left of the server and its children. Python's resource trackers come last: they end by themselves once
+    those are gone, and remove the shared memory that these have left."""
     deadline = time.monotonic() + GRACE
+    while (left := members(server.pid)) and time.monotonic() < deadline:
+        for process in left:
+            if not tracks_resources(process):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+        server.poll()
+        time.sleep(0.05)
     with contextlib.suppress(ProcessLookupError):
-        while time.monotonic() < deadline:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.poll()
-            time.sleep(0.05)
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+def members(group: int) -> list[int]:
+    """Processes of a group that run."""
+    found = []
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(ValueError, OSError):
+            if os.getpgid(int(name)) == group and Path("/proc", name, "cmdline").read_bytes():  # a zombie has none
+                found.append(int(name))
+    return found
+
+
+def tracks_resources(process: int) -> bool:
+    """Whether it is what `multiprocessing` starts to remove what its processes leave."""
+    with contextlib.suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path("/proc", str(process), "cmdline").read_bytes()
+    return False
 
 
 if __name__ == "__main__":
