@@ -133,6 +133,15 @@ def test_a_group_is_taken_once(bus: Bus, journal: Journal, clock: ManualClock) -
     assert take(bus, 1) is None
 
 
+def test_a_batch_that_is_given_back_is_taken_again(bus: Bus, journal: Journal) -> None:
+    commit(journal, "a", "b", "c")
+    batch = bus.take(2, 0, 0, SOON)
+    assert batch is not None
+    bus.give_back(batch)
+    assert (journal.counts(RUN).leased, journal.counts(RUN).ready) == (0, 3)
+    assert take(bus, 2) == ["a", "b"]
+
+
 def test_a_trainer_that_restarts_sees_what_its_checkpoint_does_not_hold(open_bus: OpenBus, journal: Journal) -> None:
     first = open_bus()
     commit(journal, *"abcd")

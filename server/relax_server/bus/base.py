@@ -32,6 +32,10 @@ class Bus(Protocol):
         """Wait for `n` groups that are fresh enough, and lease them; None when `timeout` seconds passed first."""
         ...
 
+    def give_back(self, batch: Batch) -> None:
+        """Undo a take whose batch is not trained on: its groups are ready again."""
+        ...
+
     def ack(self, group_ids: list[str], checkpoint: int) -> None:
         """The groups are inside checkpoint `checkpoint`."""
         ...

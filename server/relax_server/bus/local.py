@@ -73,7 +73,7 @@ class LocalBus:
             return count
 
     def give_back(self, batch: Batch) -> None:
-        """Undo a `take` whose batch was not used: its groups are ready again, and what it dropped is counted in the next."""
+        """See `Bus.give_back`; what the take dropped is counted in the next."""
         ids = [group.id for group in batch.groups]
         with self._lock:
             self.journal.release(ids, self.run, self.consumer)

@@ -113,6 +113,15 @@ class TransferQueueBus(FieldQueue):
             raise
         return replace(batch, groups=groups, waited=batch.waited + time.monotonic() - leased)
 
+    def give_back(self, batch: Batch) -> None:
+        """See `Bus.give_back`; the groups leave the queue.
+
+        Raises:
+            JournalError: the journal failed.
+        """
+        self.forget([group.id for group in batch.groups])
+        self._local.give_back(batch)
+
     def ack(self, group_ids: list[str], checkpoint: int) -> None:
         """See `Bus.ack`; the groups leave the queue.
 

@@ -154,9 +154,11 @@ class PolicyRole:
                 with self.timeline.span("fields", step=self.policy.step + 1):
                     given = self.take_fields(batch, self.queue)
                 if given is None:
+                    self.bus.give_back(batch)
                     break
                 seconds_fields = time.perf_counter() - waited
             if not self.begin_step():
+                self.bus.give_back(batch)
                 break
             metrics = self.one_step(batch, given, began, seconds_fields)
             self.channel.send(metrics)
