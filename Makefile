@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install train test test-engines .venv-sglang .venv-vllm lint chaos service-chaos clean
+.PHONY: install train test test-nightly test-engines .venv-sglang .venv-vllm lint chaos service-chaos clean
 
 install: $(STAMP)
 
@@ -29,6 +29,10 @@ train: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest
+
+# The tests that `make test` leaves out because they take long, twelve minutes in all.
+test-nightly: $(STAMP)
+	@$(BIN)/python -m pytest -m nightly
 
 lint: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python && $(BIN)/lint-imports

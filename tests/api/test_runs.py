@@ -90,6 +90,7 @@ class Letter(relax.Env):
 LETTERS = {"train": [{"letter": letter} for letter in "AB"], "eval": [{"letter": "A"}]}
 
 
+@pytest.mark.nightly
 def test_an_environment_of_this_process_is_trained_on_there(station: Service, tmp_path: Path) -> None:
     """Warm-up, training and evaluation all step the environment here."""
     Letter.steps = 0
@@ -129,6 +130,7 @@ def test_a_run_goes_on_without_whoever_began_it(station: Service, tmp_path: Path
     assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.nightly
 def test_a_run_waits_for_the_host_of_its_environment(station: Service, tmp_path: Path) -> None:
     """A closed notebook takes its environment away: the run stops after a checkpoint, and goes on when it is back."""
     spec = relax.EnvSpec("letter-away", Letter, LETTERS)
@@ -148,6 +150,7 @@ def test_a_run_waits_for_the_host_of_its_environment(station: Service, tmp_path:
         assert sorted(set(steps)) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.nightly
 def test_cancelled_and_taken_up_again(station: Service, tmp_path: Path) -> None:
     config = relax.Trainer("tone-v0", **SMALL).config.to_dict() | {"steps": 400}
     config.pop("env")

@@ -137,6 +137,7 @@ def test_a_server_that_is_started_again_goes_on_with_its_own(serve: Callable[[st
     assert player(journal, rollout.id) == name
 
 
+@pytest.mark.nightly
 def test_a_rollout_is_paused_and_ended_at_another_server_than_its_own(serve: Callable[[str], Service]) -> None:
     one, other = serve("one"), serve("other")
     with relax.Client(one.url) as here, relax.Client(other.url) as there:

@@ -98,6 +98,7 @@ def test_a_writer_that_holds_the_lock_too_long(postgres: PostgresServer) -> None
     other.close()
 
 
+@pytest.mark.nightly
 def test_a_database_that_is_restarted_comes_back() -> None:
     """Calls meanwhile fail with a clear word; what was committed is there, and the same journal goes on."""
     initdb, server = program("initdb"), program("postgres")

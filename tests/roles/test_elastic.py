@@ -166,6 +166,7 @@ async def test_removing_an_engine_loses_nothing_and_the_last_one_stays(tmp_path)
     assert run.heard.warnings == []
 
 
+@pytest.mark.nightly
 async def test_an_added_engine_that_is_killed_is_replaced(tmp_path):
     async with going(tmp_path / "run") as run:
         await run.ask(lambda control: control.add("second"))
@@ -179,6 +180,7 @@ async def test_an_added_engine_that_is_killed_is_replaced(tmp_path):
     assert any("starting a new one" in warning for warning in run.heard.warnings)
 
 
+@pytest.mark.nightly
 async def test_an_engine_that_cannot_be_had_leaves_the_run_as_it_is(tmp_path):
     async with going(tmp_path / "run") as run:
         good, run.controller.engines.model_path = run.controller.engines.model_path, tmp_path / "nothing"
@@ -207,6 +209,7 @@ async def test_an_engine_that_is_removed_while_it_starts_is_gone(tmp_path):
         await run.steps(1)
 
 
+@pytest.mark.nightly
 async def test_an_engine_that_runs_elsewhere_is_used_and_left_alone(tmp_path):
     process = EngineProcess(resolve_model("relax/tiny-omni"), tmp_path / "engine.log")
     await process.start()
@@ -362,6 +365,7 @@ def test_the_control_of_a_run_that_is_gone_is_told_as_such(tmp_path):
         RunControl(tmp_path)
 
 
+@pytest.mark.nightly
 async def test_the_command_line_lists_adds_and_removes(tmp_path):
     from relax_server.engines.cli import app
     from typer.testing import CliRunner

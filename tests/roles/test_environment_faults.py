@@ -63,6 +63,7 @@ def test_an_environment_that_takes_its_process_along_costs_a_restart(tmp_path, m
     assert (counts.acked, counts.leased) == (8, 0)
 
 
+@pytest.mark.nightly
 def test_a_task_that_always_kills_ends_the_run_and_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER, str(tmp_path))
     (tmp_path / "killed").touch()

@@ -119,6 +119,7 @@ def test_a_run_learns_the_same_whoever_computes_its_fields(tmp_path, local_run):
     assert all(row["seconds_fields"] == 0 for row in local_run.metrics)
 
 
+@pytest.mark.nightly
 def test_without_a_kl_term_no_reference_is_started(tmp_path):
     settings: dict[str, Any] = SAME | dict(algorithm={"kl_coef": 0.0})
     local = fit(tmp_path / "local", 2, **settings)
@@ -142,6 +143,7 @@ def test_each_role_that_is_killed_is_started_again_alone(tmp_path, local_run):
     same_losses(local_run, queued)
 
 
+@pytest.mark.nightly
 def test_roles_work_on_the_next_groups_while_the_trainer_trains(tmp_path):
     """And a trainer that is killed takes its queue along: both roles begin anew with the next one."""
 
@@ -164,6 +166,7 @@ def test_roles_work_on_the_next_groups_while_the_trainer_trains(tmp_path):
     assert early, "the reference worked only while the trainer waited for it"
 
 
+@pytest.mark.nightly
 def test_a_role_that_never_comes_back_ends_the_run(tmp_path, monkeypatch):
     """With how to go on; and the run does go on."""
     monkeypatch.setattr("relax_server.roles.restarts.MAX_RESTARTS", 0)

@@ -356,6 +356,7 @@ class BrokenEnv(relax.Env):
         raise RuntimeError("the battery is empty")
 
 
+@pytest.mark.nightly
 def test_an_environment_that_always_raises_ends_the_run_with_its_error(tmp_path):
     small = SMALL | {"rollout": SMALL["rollout"] | {"max_failed_groups": 3}, "warmup": {}}
     run = relax.Trainer(BrokenEnv, folder=tmp_path / "run", **small)

@@ -197,6 +197,7 @@ def test_a_cluster_that_is_busy_is_not_waited_for_without_end(cluster, tmp_path,
     remove_placement_group(others)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_groups_go_through_transfer_queue(cluster, tmp_path):
     watch = Watch()
@@ -204,6 +205,7 @@ def test_groups_go_through_transfer_queue(cluster, tmp_path):
     assert watch.warnings == []
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_roles_that_compute_fields_are_started_again_alone(cluster, tmp_path):
     folder, victims = tmp_path / "run", ["advantages", "reference", "policy"]
@@ -239,6 +241,7 @@ async def test_a_run_is_carried_out_once_at_a_time(cluster, tmp_path, monkeypatc
         host.close()
 
 
+@pytest.mark.nightly
 def test_a_run_reports_what_the_local_runtime_does(cluster, tmp_path):
     on_ray = relax.Trainer("tone-v0", folder=tmp_path / "ray", runtime=RayRuntime(), **SMALL).fit(steps=2, progress=False)
     local = relax.Trainer("tone-v0", folder=tmp_path / "local", **SMALL).fit(steps=2, progress=False)
@@ -305,6 +308,7 @@ def test_a_cluster_without_room_is_refused_and_named(cluster, tmp_path):
         fit(tmp_path / "run", 1, Watch(), engines=9)
 
 
+@pytest.mark.nightly
 def test_a_node_that_dies_takes_no_run_along(cluster, tmp_path):
     lost: list[str] = []
 
@@ -341,6 +345,7 @@ def script(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
+@pytest.mark.nightly
 def test_ctrl_c_can_be_resumed_and_a_program_that_is_killed_leaves_nothing(tmp_path):
     folder = tmp_path / "run"
     layout = RunLayout(folder)

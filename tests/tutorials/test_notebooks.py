@@ -8,6 +8,8 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2] / "tutorials"
 NOTEBOOKS = sorted(ROOT.glob("*.ipynb"))
+LONG = "02_hear_see_watch"
+"""Trains three models: minutes."""
 
 
 def outputs(notebook: nbformat.NotebookNode) -> list[dict]:
@@ -36,10 +38,13 @@ def test_committed_notebooks_were_executed(path):
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.nightly] if path.stem == LONG else []) for path in NOTEBOOKS],
+)
 def test_notebooks_execute(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=1200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert "image/png" in mime_types(notebook) and "<audio" in html(notebook)
-    if path.stem == "02_hear_see_watch":
+    if path.stem == LONG:
         assert "<video" in html(notebook)
