@@ -10,9 +10,10 @@ longest episode, and then trained on; with `mode="async"` and a staleness of 1 t
 flight fill each other's waits. The modes alternate; figures are medians over the repetitions, the range is of colocate / async.
 
 Two batches are in flight with a staleness of 1, each until its weights are out, so a step takes at least half of what playing
-and training one batch take, and the ratio is at most 2 where all episodes have as many turns. What is missing to 2 is what the
-halves take from each other's processors. The cases *engine set to 1 s a call* show it: every model call takes a second more,
-which costs no processor time, as with an engine on a device of its own.
+and training one batch take, and the ratio is about 2 at most where all episodes have as many turns; what switching costs
+`colocate` comes on top. What is missing to 2 is what the halves take from each other's processors. The cases *engine set to
+1 s a call* show it: every model call takes a second more, which costs no processor time, as with an engine on a device of its
+own.
 """
 
 from __future__ import annotations
