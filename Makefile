@@ -27,8 +27,9 @@ $(STAMP): pyproject.toml
 train: $(STAMP)
 	@$(BIN)/relax train tone-v0
 
+# On two workers, as many tests wait for processes of theirs.
 test: $(STAMP)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # The tests that `make test` leaves out because they take long, twelve minutes in all.
 test-nightly: $(STAMP)

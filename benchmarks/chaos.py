@@ -1,7 +1,10 @@
 """SIGKILL of every process of a run at random moments: how long until it trains again, and is anything lost or trained twice?
 
-    python -m benchmarks.chaos [--times 20] [--roles engine policy rollout controller] [--env tone-v0]
+    python -m benchmarks.chaos [--times 20] [--roles nothing engine policy rollout controller] [--env tone-v0]
     python -m benchmarks.chaos --runtime ray --bus transfer_queue [--roles engine … storage]
+
+Every run goes on to step 150 at least and is then stopped; *held-out* is what its last weights get on 256 held-out tasks, the
+lowest and the mean of the runs. The row *nothing* is of as many runs in which nothing is killed.
 
 With `--runtime ray` the controller is an actor, which the program starts again; the *program* is what the user started, and is
 resumed by hand, as the controller is where there is no Ray. *Queue* and *storage* are TransferQueue's own actors.
@@ -30,6 +33,7 @@ from relax_server.journal import open_journal
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.restarts import MAX_RESTARTS
 
+import relax_sdk as relax
 from benchmarks.report import save
 
 ROLES = {"engine": "engines.embedded", "policy": "roles.child policy", "rollout": "roles.child rollout"}
@@ -40,8 +44,13 @@ ON_RAY = ("engine", "policy", "rollout", "controller", "program")
 BY_HAND = {"local": "controller", "ray": "program"}
 """What nothing starts again: the process that the user has started."""
 KILLS_A_RUN = MAX_RESTARTS - 1
+NOTHING = "nothing"
 GROUPS, LIMIT = 8, 180.0
 """Groups a step; seconds to wait for anything."""
+AHEAD = {"engine": 3, "rollout": 3}
+"""Steps that may still come from before a kill: the one under way, and the two batches played ahead with a staleness of 1."""
+STEPS, TASKS = 150, 256
+"""Of a run at least; of its evaluation."""
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -62,9 +71,22 @@ class Run:
     def __init__(self, env: str, folder: Path, steps: int, seed: int, runtime: str, bus: str) -> None:
         self.folder, self.steps, self.runtime = folder, steps, runtime
         settings = [f"rollout.groups_per_step={GROUPS}", "rollout.group_size=8", "training.checkpoint_every=5", "eval.every=0"]
-        sets = [part for setting in [*settings, f"bus={bus}"] for part in ("--set", setting)]
+        sets = [part for setting in settings for part in ("--set", setting)]
         self.more = ["--runtime", runtime]
-        first = ["train", env, "--folder", str(folder), "--steps", str(steps), "--seed", str(seed), *sets, *self.more]
+        first = [
+            "train",
+            env,
+            "--folder",
+            str(folder),
+            "--steps",
+            str(steps),
+            "--seed",
+            str(seed),
+            "--bus",
+            bus,
+            *sets,
+            *self.more,
+        ]
         self.process = self.start(first)
 
     @property
@@ -84,18 +106,22 @@ class Run:
         self.wait_for_rows(step, lambda row: True)
 
     def wait_for_rows(self, n: int, counts: Callable[[dict[str, Any]], bool]) -> None:
-        """Wait until the metrics have so many rows that count.
+        """Wait until the metrics have so many rows that count; see `wait`."""
+        self.wait(lambda: sum(map(counts, rows(self.folder))) >= n, f"{n} steps")
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something to become true while the run goes on.
 
         Raises:
             RuntimeError: the run has ended.
             TimeoutError: it takes too long.
         """
         end = time.monotonic() + LIMIT
-        while sum(map(counts, rows(self.folder))) < n:
+        while not condition():
             if self.process.poll() is not None:
                 raise RuntimeError(f"the run has ended: {self.log.read_text()[-2000:]}")
             if time.monotonic() > end:
-                raise TimeoutError(f"{self.folder}: not {n} steps within {LIMIT:.0f} s; see its logs")
+                raise TimeoutError(f"{self.folder}: not {what} within {LIMIT:.0f} s; see its logs")
             time.sleep(0.05)
 
     def process_of(self, role: str, other_than: int = 0) -> psutil.Process:
@@ -138,14 +164,14 @@ class Run:
             os.kill(victim.pid, signal.SIGKILL)
             killed, at = time.monotonic(), time.time()
             self.process_of(role, victim.pid)
-            self.wait_for_rows(2, lambda row: row["time"] > at)  # the step under way may still come from before
+            self.wait_for_rows(AHEAD.get(role, 1) + 1, lambda row: row["time"] > at)
         return time.monotonic() - killed
 
 
 def one_run(
     env: str, role: str, folder: Path, kills: int, rng: random.Random, runtime: str, bus: str
-) -> tuple[list[float], dict[str, int]]:
-    """Seconds to recover from each kill, and what the journal says at the end."""
+) -> tuple[list[float], dict[str, int], float]:
+    """Seconds to recover from each kill, what the journal says at the end, and the held-out reward."""
     run = Run(env, folder, 1_000_000, rng.randrange(1000), runtime, bus)
     seconds: list[float] = []
     try:
@@ -156,11 +182,13 @@ def one_run(
             print(f"{role}: killed, trains again after {seconds[-1]:.1f} s", flush=True)
         now = time.time()
         run.wait_for_rows(6, lambda row: row["time"] > now)
+        run.wait(lambda: steps_done(folder) >= STEPS, f"step {STEPS}")
         run.process.send_signal(signal.SIGINT)
         run.process.wait(LIMIT)
     finally:
         run.process.kill()
-    return seconds, examine(folder)
+    with relax.Run.load(folder) as trained:
+        return seconds, examine(folder), trained.evaluate(limit=TASKS, progress=False).mean_reward
 
 
 def examine(folder: Path) -> dict[str, int]:
@@ -176,7 +204,7 @@ def examine(folder: Path) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--roles", nargs="+", choices=[*ON_RAY, *ACTORS])
+    parser.add_argument("--roles", nargs="+", choices=[NOTHING, *ON_RAY, *ACTORS])
     parser.add_argument("--env", default="tone-v0")
     parser.add_argument("--runtime", choices=list(BY_HAND), default="local")
     parser.add_argument("--bus", choices=["local", "transfer_queue"], default="local")
@@ -185,24 +213,27 @@ def main() -> None:
     roles = list(ON_RAY) if args.runtime == "ray" else [*ROLES, "controller"]
     roles += list(ACTORS) if args.bus == "transfer_queue" else []
     rng, table = random.Random(args.seed), list[dict[str, Any]]()
-    for role in args.roles or roles:
-        seconds: list[float] = []
+    for role in args.roles or [NOTHING, *roles]:
+        seconds, held = list[float](), list[float]()
         found: Counter[str] = Counter()
-        while len(seconds) < args.times:
+        for first in range(0, args.times, KILLS_A_RUN):
+            kills = min(KILLS_A_RUN, args.times - first) if role != NOTHING else 0
             with tempfile.TemporaryDirectory() as temporary:
-                kills = min(KILLS_A_RUN, args.times - len(seconds))
-                own, end = one_run(args.env, role, Path(temporary) / "run", kills, rng, args.runtime, args.bus)
+                own, end, reward = one_run(args.env, role, Path(temporary) / "run", kills, rng, args.runtime, args.bus)
             seconds += own
+            held.append(reward)
             found.update(end)
         table.append(
             {
                 "killed": role,
                 "times": len(seconds),
-                "seconds to train again, median": statistics.median(seconds),
-                "worst": max(seconds),
+                "seconds to train again, median": statistics.median(seconds) if seconds else None,
+                "worst": max(seconds, default=None),
                 "groups taken by the steps": found["taken"],
                 "different groups acked": found["acked"],
                 "left leased": found["leased"],
+                "held-out, lowest": min(held),
+                "mean": statistics.mean(held),
             }
         )
         name = "chaos" if (args.runtime, args.bus) == ("local", "local") else f"chaos_{args.runtime}_{args.bus}"

@@ -37,10 +37,11 @@ def _commit() -> str:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as a Markdown table; the first row's keys are the columns."""
+    """Rows as a Markdown table; the keys of all of them are the columns."""
     if not rows:
         return "(no rows)"
-    names = [name for name in rows[0] if name != "measured"] + (["measured"] if "measured" in rows[0] else [])
+    keys = dict.fromkeys(name for row in rows for name in row)
+    names = [name for name in keys if name != "measured"] + [name for name in keys if name == "measured"]
     cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in cells]

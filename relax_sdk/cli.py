@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from relax_sdk.client.calls import URL
-from relax_sdk.config import EngineKind, Mode
+from relax_sdk.config import BusName, EngineKind, Mode
 from relax_sdk.errors import ConfigError, RelaxError
 from relax_sdk.runtime import Provide
 
@@ -40,6 +40,7 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help=SETTING_HELP)] = None,
     runtime: Annotated[str, typer.Option(help="local: this machine; ray: a Ray cluster.")] = "local",
+    bus: Annotated[BusName, typer.Option(help="How groups reach the trainer: local, or transfer_queue on Ray.")] = "local",
     server: Annotated[str | None, typer.Option(help="URL of a rollout service that carries the run out.")] = None,
     key: Annotated[str | None, typer.Option(envvar="RELAX_KEY", help="For the service.", show_default=False)] = None,
     provide: Annotated[Provide | None, typer.Option(help="How the service gets the environment.")] = None,
@@ -65,6 +66,7 @@ def train(
             engines=engines,
             folder=folder,
             runtime=runtime,
+            bus=bus,
             server=server,
             key=key if server else None,
             provide=provide,
@@ -119,7 +121,7 @@ def _evaluate_endpoint(
     key = os.environ.get(key_env) if key_env else None
     if key_env and not key:
         raise ConfigError(f"--api-key-env {key_env}: there is no such variable, or it is empty")
-    result = Endpoint(url, model, key, concurrency).evaluate(env, split, limit, **parse_settings(settings))
+    result = Endpoint(url, model, key, concurrency).evaluate(env, split, limit, progress=True, **parse_settings(settings))
     typer.echo(f"{env} [{split}] with {model}: {result}")
     for name, mean in result.components.items():
         typer.echo(f"  {name}: {mean:.3f}")

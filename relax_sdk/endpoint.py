@@ -54,6 +54,7 @@ class Endpoint:
         env: str | type[Env] | EnvSpec,
         split: str = "eval",
         limit: int | None = None,
+        progress: bool = True,
         **settings: Mapping[str, Any],
     ) -> EndpointEvaluation:
         """Play a split once, greedily (temperature 0). Nothing is written.
@@ -62,15 +63,18 @@ class Endpoint:
             env: a registered name, `package.module:Class`, a class or a spec.
             split: of the tasks.
             limit: tasks at most; default: `eval.limit`.
+            progress: show a live line.
             **settings: sections of `RunConfig`, such as `sampling={"max_new_tokens": 256}`; default: the environment's own.
 
         Raises:
             ConfigError: there is no such split, or a setting that the OpenAI API has no word for.
             RunError: no episode was usable.
         """
+        from relax_sdk.progress import Waiting
         from relax_sdk.runtime import EndpointPlayer, find_runtime
         from relax_sdk.trainer import Trainer
 
         trainer = Trainer(env, **settings)  # type: ignore[arg-type]
         player = cast(EndpointPlayer, find_runtime("local"))
-        return player.evaluate_endpoint(trainer.spec, trainer.config, self, split, limit)
+        with Waiting(f"evaluation of {trainer.spec.id} [{split}] with {self.model}", progress) as waiting:
+            return player.evaluate_endpoint(trainer.spec, trainer.config, self, split, limit, waiting.tell)

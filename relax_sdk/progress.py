@@ -1,10 +1,12 @@
-"""One live line per run: in a terminal, in a notebook, or as plain lines in a log."""
+"""One live line per run or evaluation: in a terminal, in a notebook, or as plain lines in a log."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,97 +16,46 @@ PLAIN_EVERY = 5.0
 """Seconds between plain lines."""
 
 
-class Progress:
-    """Keeps the latest figures of a run; subclasses show them."""
+class Display:
+    """Where a changing line is shown; this one shows only lines that stay.
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        self.config = config
-        self.folder = folder
-        self.text = "starting"
-        self.latest: dict[str, Any] = {}
-        self.held_out: float | None = None
-        self.rewards: deque[float] = deque(maxlen=10)
-        self.started = time.monotonic()
+    Args:
+        line: makes the line.
+    """
 
-    def stage(self, text: str) -> None:
-        self.text = text
-        self.show()
+    def __init__(self, line: Callable[[], str]) -> None:
+        self.line = line
 
-    def step(self, metrics: dict[str, Any]) -> None:
-        self.text = ""
-        self.latest = metrics
-        self.rewards.append(metrics.get("reward", 0.0))
-        self.held_out = metrics.get("eval_reward", self.held_out)
-        self.show()
-
-    def warn(self, text: str) -> None:
-        self.print(f"warning: {text}")
-
-    def line(self) -> str:
-        """The figures in one line."""
-        seconds = time.monotonic() - self.started
-        if not self.latest:
-            return f"{self.config.env}: {self.text} · {seconds:.0f} s"
-        m = self.latest
-        parts = [
-            f"{self.config.env} step {m['step']}/{self.config.steps}",
-            f"reward {sum(self.rewards) / len(self.rewards):.3f}",
-            f"held-out {'–' if self.held_out is None else f'{self.held_out:.3f}'}",
-            f"{m.get('tokens_per_second', 0):,.0f} tok/s",
-            f"staleness {m.get('staleness_mean', 0):.2f}",
-            f"queue {m.get('queue', 0):.0f}",
-            time_split(m),
-            f"{seconds:.0f} s",
-        ]
-        return " · ".join([*parts, self.text] if self.text else parts)
-
-    def show(self) -> None:
-        """Bring the display up to date."""
+    def show(self, urgent: bool = False) -> None:
+        """The line has changed; `urgent`: in a way that is to be seen at once."""
 
     def print(self, text: str) -> None:
         """A line that stays."""
         print(text, file=sys.stderr, flush=True)
 
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        self.close()
-        if kind is None:
-            self.print(f"{self.line()}\ndone: {self.folder}")
-        else:
-            self.print(f"{self.line()}\nended early ({kind.__name__}): {self.folder}")
-
     def close(self) -> None:
-        """Take the live display down."""
+        """Take the live line down."""
 
 
-def time_split(metrics: dict[str, Any]) -> str:
-    """Where the trainer's step went, in per cent: waiting for groups, training, publishing weights."""
-    total = max(metrics.get("seconds_step", 0.0), 1e-9)
-    names = (("wait", "seconds_wait"), ("train", "seconds_train"), ("publish", "seconds_publish"))
-    return " ".join(f"{name} {100 * metrics.get(key, 0.0) / total:.0f}%" for name, key in names) + f" of {total:.2f} s"
-
-
-class PlainProgress(Progress):
+class PlainDisplay(Display):
     """For logs: a line every few seconds."""
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        super().__init__(config, folder)
+    def __init__(self, line: Callable[[], str]) -> None:
+        super().__init__(line)
         self._shown = 0.0
 
-    def show(self) -> None:
+    def show(self, urgent: bool = False) -> None:
         now = time.monotonic()
-        if self.text or now - self._shown >= PLAIN_EVERY:
+        if urgent or now - self._shown >= PLAIN_EVERY:
             self._shown = now
             self.print(self.line())
 
 
-class TerminalProgress(Progress):
+class TerminalDisplay(Display):
     """For terminals: one line that is rewritten."""
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        super().__init__(config, folder)
+    def __init__(self, line: Callable[[], str]) -> None:
+        super().__init__(line)
         from rich.console import Console
         from rich.live import Live
 
@@ -124,43 +75,140 @@ class TerminalProgress(Progress):
         self._live.stop()
 
 
-class NotebookProgress(Progress):
+class NotebookDisplay(Display):
     """For notebooks: one output that is rewritten."""
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        super().__init__(config, folder)
+    def __init__(self, line: Callable[[], str]) -> None:
+        super().__init__(line)
         from IPython.display import display  # pyright: ignore[reportMissingImports]
 
         self._handle = display({"text/plain": self.line()}, raw=True, display_id=True)
         self._shown = 0.0
 
-    def show(self) -> None:
+    def show(self, urgent: bool = False) -> None:
         now = time.monotonic()
-        if self.text or now - self._shown >= 0.5:
+        if urgent or now - self._shown >= 0.5:
             self._shown = now
-            self._update()
+            self.close()
 
-    def _update(self) -> None:
+    def close(self) -> None:
         if self._handle is not None:
             self._handle.update({"text/plain": self.line()}, raw=True)
 
-    def close(self) -> None:
-        self._update()
 
-
-class SilentProgress(Progress):
-    """Shows warnings only."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        self.close()
-
-
-def make_progress(config: RunConfig, folder: Path, show: bool = True) -> Progress:
+def make_display(line: Callable[[], str], show: bool = True) -> Display:
     """The display that suits where the program runs."""
     if not show:
-        return SilentProgress(config, folder)
+        return Display(line)
     if "ipykernel" in sys.modules:
-        return NotebookProgress(config, folder)
+        return NotebookDisplay(line)
     if sys.stderr.isatty():
-        return TerminalProgress(config, folder)
-    return PlainProgress(config, folder)
+        return TerminalDisplay(line)
+    return PlainDisplay(line)
+
+
+class Progress:
+    """The latest figures of a run, in one line; an `Observer`.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        show: warnings only, if not.
+    """
+
+    def __init__(self, config: RunConfig, folder: Path, show: bool = True) -> None:
+        self.config = config
+        self.folder = folder
+        self.text = "starting"
+        self.latest: dict[str, Any] = {}
+        self.held_out: float | None = None
+        self.rewards: deque[float] = deque(maxlen=10)
+        self.started = time.monotonic()
+        self._says_end = show
+        self._display = make_display(self.line, show)
+
+    def stage(self, text: str) -> None:
+        self.text = text
+        self._display.show(urgent=True)
+
+    def step(self, metrics: dict[str, Any]) -> None:
+        self.text = ""
+        self.latest = metrics
+        self.rewards.append(metrics.get("reward", 0.0))
+        self.held_out = metrics.get("eval_reward", self.held_out)
+        self._display.show()
+
+    def warn(self, text: str) -> None:
+        self._display.print(f"warning: {text}")
+
+    def line(self) -> str:
+        """The figures in one line."""
+        seconds = time.monotonic() - self.started
+        if not self.latest:
+            return f"{self.config.env}: {self.text} · {seconds:.0f} s"
+        m = self.latest
+        parts = [
+            f"{self.config.env} step {m['step']}/{self.config.steps}",
+            f"reward {sum(self.rewards) / len(self.rewards):.3f}",
+            f"held-out {'–' if self.held_out is None else f'{self.held_out:.3f}'}",
+            f"{m.get('tokens_per_second', 0):,.0f} tok/s",
+            f"staleness {m.get('staleness_mean', 0):.2f}",
+            f"queue {m.get('queue', 0):.0f}",
+            time_split(m),
+            f"{seconds:.0f} s",
+        ]
+        return " · ".join([*parts, self.text] if self.text else parts)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        self._display.close()
+        if self._says_end:
+            end = "done" if kind is None else f"ended early ({kind.__name__})"
+            self._display.print(f"{self.line()}\n{end}: {self.folder}")
+
+
+class Waiting:
+    """A live line for what is not a run: what is done, how far it is, and since when.
+
+    Args:
+        label: what is done.
+        show: nothing, if not.
+    """
+
+    def __init__(self, label: str, show: bool = True) -> None:
+        self.label, self.text = label, ""
+        self.started = time.monotonic()
+        self._display = make_display(self.line, show)
+        self._ended = threading.Event()
+
+    def tell(self, text: str) -> None:
+        """How far it is."""
+        self.text = text
+        self._display.show()
+
+    def line(self) -> str:
+        """All that is known."""
+        seconds = f"{time.monotonic() - self.started:.0f} s"
+        return " · ".join(part for part in (self.label, self.text, seconds) if part)
+
+    def _tick(self) -> None:
+        """The seconds go on also where nothing is told."""
+        while not self._ended.wait(1.0):
+            self._display.show()
+
+    def __enter__(self) -> Waiting:
+        threading.Thread(target=self._tick, name="waiting", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._display.close()
+
+
+def time_split(metrics: dict[str, Any]) -> str:
+    """Where the trainer's step went, in per cent: waiting for groups, training, publishing weights."""
+    total = max(metrics.get("seconds_step", 0.0), 1e-9)
+    names = (("wait", "seconds_wait"), ("train", "seconds_train"), ("publish", "seconds_publish"))
+    return " ".join(f"{name} {100 * metrics.get(key, 0.0) / total:.0f}%" for name, key in names) + f" of {total:.2f} s"

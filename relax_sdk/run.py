@@ -16,7 +16,7 @@ from relax_sdk.messages import AssistantMessage, Message, as_messages
 if TYPE_CHECKING:
     import pandas
 
-    from relax_sdk.runtime import Job, ModelSession, Runtime
+    from relax_sdk.runtime import Job, ModelSession, Runtime, Tell
 
 METRICS = "metrics.jsonl"
 CONFIG = "config.json"
@@ -41,6 +41,20 @@ class Evaluation:
     def __str__(self) -> str:
         failed = f", {sum(self.failures.values())} failed" if self.failures else ""
         return f"{self.mean_reward:.3f} ± {self.ci95:.3f} (n={self.n}{failed})"
+
+
+@dataclass(frozen=True)
+class Played:
+    """How far an evaluation is."""
+
+    episodes: int
+    of: int
+    reward: float
+    """Their sum; an episode that failed every time has 0."""
+
+    def __str__(self) -> str:
+        mean = f", mean reward {self.reward / self.episodes:.3f}" if self.episodes else ""
+        return f"{self.episodes} of {self.of} episodes{mean}"
 
 
 class Run:
@@ -111,13 +125,21 @@ class Run:
 
     # -------------------------------------------------------------------------------------------------------- model
 
-    def evaluate(self, split: str = "eval", limit: int | None = None) -> Evaluation:
+    def evaluate(self, split: str = "eval", limit: int | None = None, *, progress: bool = True) -> Evaluation:
         """Play a split greedily with the trained model.
+
+        Args:
+            split: of the tasks.
+            limit: tasks at most; default: `eval.limit`.
+            progress: show a live line.
 
         Raises:
             RunError: the environment has no such split, or the engine cannot start.
         """
-        return self._open().evaluate(split, limit or self.config.eval.limit)
+        from relax_sdk.progress import Waiting
+
+        with Waiting(f"evaluation of {self.config.env} [{split}]", progress) as waiting:
+            return self._open(waiting.tell).evaluate(split, limit or self.config.eval.limit, waiting.tell)
 
     def generate(self, messages: str | Sequence[Any], sampling: SamplingParams | None = None) -> AssistantMessage:
         """Ask the trained model.
@@ -128,15 +150,17 @@ class Run:
         """
         chosen = sampling or SamplingParams(max_new_tokens=self.config.sampling.max_new_tokens, temperature=0.0)
         prompt: list[Message] = as_messages(messages)
-        return self._open().generate(prompt, chosen)
+        from relax_sdk.runtime import silent
 
-    def _open(self) -> ModelSession:
+        return self._open(silent).generate(prompt, chosen)
+
+    def _open(self, tell: Tell) -> ModelSession:
         from relax_sdk.runtime import find_runtime
 
         if self._session is None:
             if self._job is None:
                 raise RunError(f"{self.folder}: the environment of this run is not known here")
-            self._session = find_runtime(self._runtime).open_model(self._job)
+            self._session = find_runtime(self._runtime).open_model(self._job, tell)
             atexit.register(self.close)
         return self._session
 

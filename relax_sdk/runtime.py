@@ -23,6 +23,8 @@ EXTRAS = {"ray": "server,ray"}
 """What to install for a runtime; for all others `server`."""
 Provide = Literal["host", "upload", "installed"]
 """How an environment gets to a service; see `Trainer`."""
+Tell = Callable[[str], None]
+"""Is told how far something is, in words; from any thread."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Observer(Protocol):
 class ModelSession(Protocol):
     """A finished run's model behind an engine, to evaluate and to try by hand."""
 
-    def evaluate(self, split: str, limit: int) -> Evaluation: ...
+    def evaluate(self, split: str, limit: int, tell: Tell) -> Evaluation: ...
 
     def generate(self, messages: list[Message], sampling: SamplingParams) -> AssistantMessage: ...
 
@@ -79,7 +81,7 @@ class Runtime(Protocol):
         """Train to the last step, or raise `RunError` with the folder left resumable. Blocks."""
         ...
 
-    def open_model(self, job: Job) -> ModelSession:
+    def open_model(self, job: Job, tell: Tell) -> ModelSession:
         """Start an engine with the run's weights."""
         ...
 
@@ -92,10 +94,14 @@ class EndpointPlayer(Protocol):
     """Plays with models that run elsewhere; the `local` runtime does."""
 
     def evaluate_endpoint(
-        self, spec: EnvSpec, config: RunConfig, endpoint: Endpoint, split: str, limit: int | None
+        self, spec: EnvSpec, config: RunConfig, endpoint: Endpoint, split: str, limit: int | None, tell: Tell
     ) -> EndpointEvaluation:
         """Play a split; no engine is started."""
         ...
+
+
+def silent(text: str) -> None:
+    """Nobody is told."""
 
 
 def find_runtime(name: str | Runtime) -> Runtime:

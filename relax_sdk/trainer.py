@@ -166,7 +166,7 @@ class Trainer:
             ConfigError: the folder cannot be written, or is in use by another run.
             RunError: the run ended early; it can be resumed.
         """
-        from relax_sdk.progress import make_progress
+        from relax_sdk.progress import Progress
         from relax_sdk.runtime import Job, find_runtime
 
         runtime = find_runtime(self.runtime)
@@ -175,7 +175,7 @@ class Trainer:
         name = self.runtime if isinstance(self.runtime, str) else "local"
         job = Job(self.spec, config, folder, self.agent, resume, name)
         run = Run(folder, config, job, self.runtime)
-        with make_progress(config, folder, show=progress) as observer:
+        with Progress(config, folder, show=progress) as observer:
             try:
                 runtime.fit(job, observer)
             finally:

@@ -17,7 +17,7 @@ from relax_sdk.errors import ConfigError, RunError, ServiceError
 from relax_sdk.hosting import host
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.run import METRICS, Evaluation
-from relax_sdk.runtime import Job, Observer, Provide
+from relax_sdk.runtime import Job, Observer, Provide, Tell
 
 NOTE = "service.json"
 """In the run folder: which run of which service it follows, and how far."""
@@ -69,7 +69,7 @@ class ServiceRuntime:
                 )
                 raise
 
-    def open_model(self, job: Job) -> ServiceModel:
+    def open_model(self, job: Job, tell: Tell) -> ServiceModel:
         """The run's trained model, at the service."""
         note = _Note(job.folder)
         if note.run is None:
@@ -126,7 +126,7 @@ class ServiceModel:
         self._client, self._job, self._environment = client, job, environment
         self._run = client.get_run(run)
 
-    def evaluate(self, split: str, limit: int) -> Evaluation:
+    def evaluate(self, split: str, limit: int, tell: Tell) -> Evaluation:
         """Play a split greedily; an environment that stays here is hosted meanwhile."""
         with self._environment(self._job, self._client, None):
             return self._run.evaluate(split, limit)

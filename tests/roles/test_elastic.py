@@ -206,6 +206,13 @@ async def test_an_engine_that_is_removed_while_it_starts_is_gone(tmp_path):
         assert (await run.ask(lambda control: control.remove("second")))["state"] == "draining"
         await run.engine("second", "gone")
         assert not psutil.pid_exists(started) or psutil.Process(started).status() == psutil.STATUS_ZOMBIE
+        fleet = run.controller.engines
+        await run.until(lambda: not fleet._loading.locked())
+        fleet.add("third")
+        fleet.remove("third")
+        assert run.controller.weights is not None
+        await fleet.load(run.controller.weights, fleet.version)  # as a step does while it leaves
+        await run.engine("third", "gone")
         await run.steps(1)
 
 
@@ -244,18 +251,26 @@ async def test_an_engine_is_added_where_engines_and_trainer_take_turns(tmp_path)
     assert run.heard.warnings == []
 
 
+SLOW = 3.0
+"""Seconds; a training step of these runs takes about half a second."""
+
+
 class FaultyEngine:
     """A fake that takes weights, says that it is well, and answers calls wrongly, until it is `healed`.
 
-    Then it passes them on to a real engine.
+    Then it passes them on to a real engine. One that "loads slowly" takes longer than a training step to load weights.
     """
 
     def __init__(self, fault: str) -> None:
         self.fault, self.healed, self.url, self.version = fault, "", "", "0"
+        self.loads = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         if request.path == "/update_weights_from_disk":
+            if self.fault == "loads slowly":
+                await asyncio.sleep(SLOW)
+            self.loads += 1
             self.version = json.loads(body)["weight_version"]
             return web.json_response({"success": True})
         if request.path != "/generate":
@@ -314,6 +329,43 @@ async def test_engines_that_answer_wrongly_are_left_out_with_the_reason_and_trie
             lambda: any(e["url"] == row["url"] and e["up"] and e["answered"] for e in run.controller.stats["engines"]), 60
         )
         await run.steps(2)
+
+
+async def test_an_engine_that_loads_longer_than_a_step_takes_joins_all_the_same(tmp_path):
+    async with faulty("loads slowly") as slow, going(tmp_path / "run") as run:
+        slow.healed = run.controller.engines._slots["e1"].url
+        before = len(run.heard.steps)
+        await run.ask(lambda control: control.add("slow", slow.url))
+        await run.engine("slow", "current")
+        assert len(run.heard.steps) > before, "training waited for its first load"
+        await run.steps(2)
+    assert run.heard.warnings == []
+
+
+async def test_a_trainer_that_is_ahead_of_slow_engines_has_only_its_newest_weights_loaded(tmp_path):
+    async with faulty("loads slowly") as slow, going(tmp_path / "run", max_staleness=100) as run:
+        slow.healed = run.controller.engines._slots["e1"].url
+        await run.ask(lambda control: control.add("slow", slow.url))
+        await run.engine("slow", "current")
+        before = slow.loads
+        await run.steps(20)
+        assert 0 < slow.loads - before < 20
+    assert run.heard.warnings == []
+    assert {row["engines"] for row in run.heard.steps[-20:]} == {2}
+
+
+@pytest.mark.nightly
+async def test_engines_that_go_back_to_a_checkpoint_are_not_taken_for_faulty_ones(tmp_path):
+    async with faulty("loads slowly") as slow, going(tmp_path / "run", max_staleness=1000) as run:
+        slow.healed = run.controller.engines._slots["e1"].url
+        await run.ask(lambda control: control.add("slow", slow.url))
+        await run.engine("slow", "current")
+        await run.steps(2)
+        run.controller.policy.kill()  # no checkpoint yet: while one engine loads version 0, the other one answers with it
+        await run.until(lambda: any("starting it again" in text for text in run.heard.warnings))
+        run.heard.steps.clear()
+        await run.steps(2)
+        assert run.controller.stats["failures"] == {} and len(run.heard.warnings) == 1, run.heard.warnings
 
 
 async def test_the_control_is_for_this_user_and_says_what_is_wrong(tmp_path):

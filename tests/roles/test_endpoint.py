@@ -98,6 +98,15 @@ async def test_an_episode_that_fails_counts_with_nothing(url: str):
     assert [t.reward for t in result.trajectories[1:]] == [0.0, 0.0]
 
 
+async def test_it_tells_how_far_it_is(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("relax_sdk.progress.PLAIN_EVERY", 0.0)
+    await evaluate(Endpoint(url, "tiny"), Twice, limit=3, **SHORT)
+    seen = capsys.readouterr().err
+    assert "[eval] with tiny · 1 of 3 episodes" in seen and "3 of 3 episodes, mean reward" in seen
+    await evaluate(Endpoint(url, "tiny"), Twice, limit=3, progress=False, **SHORT)
+    assert capsys.readouterr().err == ""
+
+
 async def test_a_limit_on_turns_truncates(url: str):
     result = await evaluate(Endpoint(url, "tiny"), Twice, limit=1, rollout={"max_turns": 1}, **SHORT)
     assert result.trajectories[0].status == Status.TRUNCATED and len(result.trajectories[0].turns) == 1

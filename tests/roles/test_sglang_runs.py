@@ -55,6 +55,14 @@ class Say(relax.Env):
         return {split: [{"letter": letter} for letter in "ABCD"] for split in ("train", "eval")}
 
 
+def test_its_start_is_told_on_ray_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("ray", reason="the package ray is not installed (pip install 'relax-gym[ray]')")
+    run = relax.Trainer(Say, folder=tmp_path / "run", runtime="ray", **(SMALL | TEXT)).fit(steps=1)
+    assert run.metrics[-1]["step"] == 1
+    seen = capsys.readouterr().err
+    assert "SGLang: importing SGLang" in seen and "SGLang: ready" in seen
+
+
 def servers() -> list[psutil.Process]:
     """SGLang processes below this one."""
     found = []

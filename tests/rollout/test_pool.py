@@ -253,6 +253,16 @@ async def test_going_back_to_a_checkpoint_makes_no_engine_look_wrong(pool, proce
     assert all(row["up"] and row["error"] is None for row in pool.stats())
 
 
+@pytest.mark.parametrize(("loading", "wrong"), [(3, 2), (60, 90)])
+async def test_while_weights_are_loaded_an_engine_may_have_the_old_or_the_new_ones(pool, processor, engines, loading, wrong):
+    pool.version, pool.loading = 20, loading
+    for engine, version in zip(engines, (20, loading, wrong), strict=True):
+        engine.version = version
+    used = {await ask(pool, processor, f"key {i}") for i in range(6)}
+    assert used == {engine.url for engine in engines[:2]}
+    assert [row["error"] is None for row in pool.stats()] == [True, True, False]
+
+
 async def test_calls_that_an_engine_does_not_finish_in_time_begin_again_elsewhere(pool, processor, engines):
     engines[0].hold.clear()
     asking = asyncio.create_task(ask(pool, processor, "first"))

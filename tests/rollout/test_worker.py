@@ -289,6 +289,13 @@ async def test_evaluation_plays_the_eval_split_greedily_with_an_interval(bench):
     assert [t.task_index for t in result.trajectories] == [0, 1, 2, 3]
 
 
+async def test_evaluation_tells_how_far_it_is(bench):
+    told = []
+    await bench(Ask, "A", tasks=EVAL).worker.evaluate(on_played=told.append)
+    assert [played.episodes for played in told] == [1, 2, 3, 4] and {played.of for played in told} == {4}
+    assert str(told[-1]) == "4 of 4 episodes, mean reward 0.750"
+
+
 async def test_evaluation_can_be_limited_and_sampled(bench):
     made = bench(Ask, "A", tasks=EVAL)
     assert (await made.worker.evaluate(2, greedy=False)).n == 2

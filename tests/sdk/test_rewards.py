@@ -95,7 +95,9 @@ def test_methods_are_inherited_and_overridden() -> None:
     assert {name: weight for name, (_, weight) in reward_methods(Stricter()).items()} == {"recorded_only": 0.0, "bonus": 3.0}
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), None, "many", [1.0], object()], ids=repr)
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -float("inf"), None, "many", [1.0], pytest.param(object(), id="an object")], ids=repr
+)
 async def test_what_is_no_reward(value: Any) -> None:
     class Odd(relax.Env):
         @relax.reward

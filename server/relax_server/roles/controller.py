@@ -30,7 +30,9 @@ from relax_server.roles.messages import (
     EngineLeft,
     Evaluate,
     Evaluated,
+    Evaluating,
     Failed,
+    Loading,
     MakeWarmup,
     PolicyReady,
     Published,
@@ -87,7 +89,7 @@ class Controller:
         self.layout = RunLayout(job.folder)
         self.run_name = job.folder.name
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
-        self.policy = host.role("policy", job.folder, self.inbox.put_nowait, threads=job.config.training.threads)
+        self.policy = host.role("policy", job.folder, self.hear_policy, threads=job.config.training.threads)
         self.rollout = host.role("rollout", job.folder, self.inbox.put_nowait)
         self.model_path: Path = host.model(resolve_model(job.config.model, job.config.seed), job.folder)
         exchange = host.exchange(job.folder)
@@ -111,6 +113,8 @@ class Controller:
         self.weights: Path | None = None
         self.timeline = Timeline(self.layout.timeline, "controller")
         self.step = 0
+        self.trained = 0
+        """The last step that the trainer told of; ahead of `step` while weights are loaded."""
         self.dropped = 0
         self.metrics: dict[int, dict[str, Any]] = {}
         self.stats: dict[str, Any] = {}
@@ -187,7 +191,7 @@ class Controller:
     async def train(self) -> None:
         """Handle events until the last checkpoint is saved."""
         self.dropped = self.journal.counts(self.run_name).stale
-        self.rollout.send(Begin(self.step, self.consumed, self.dropped))
+        self.rollout.send(Begin(self.engines.version, self.consumed, self.dropped))
         self.policy.send(Train())
         self.heard_of_policy()
         self.observer.stage("waiting for the first groups" if self.step == 0 else f"going on at step {self.step}")
@@ -278,6 +282,11 @@ class Controller:
             self.policy.kill()
         self.fields.look_for_hangs(now)
 
+    def hear_policy(self, message: Any) -> None:
+        if isinstance(message, StepDone):
+            self.trained = message.step
+        self.inbox.put_nowait(message)
+
     def heard_of_policy(self, waits: bool = False) -> None:
         self.policy_at, self.policy_waits = time.monotonic(), waits
 
@@ -328,6 +337,8 @@ class Controller:
         elif isinstance(message, RolloutStats):
             self.stats, self.stats_at = message.values, time.monotonic()
             await self.count_dropped()
+        elif isinstance(message, Evaluating) and self.saved_last:
+            self.observer.stage(f"held-out evaluation of the final weights: {message.played}")
         elif isinstance(message, Evaluated):
             self.evaluated(message)
             await self.free_devices()
@@ -352,11 +363,18 @@ class Controller:
         raise RunError(f"the {message.role} process ended ({message.how}); end of {message.log}:\n{tail}")
 
     async def step_done(self, message: StepDone) -> None:
-        """New weights are out: load them, tell the rollout, write the figures."""
+        """New weights are out: load them, tell the rollout, write the figures.
+
+        Where a step takes less time than loading its weights, the trainer is steps ahead by then; only the newest of these
+        weights are loaded, and those that are to be evaluated.
+        """
         self.step, self.weights = message.step, message.weights
-        pause = await self.load_weights()
+        every = self.config.eval.every
+        evaluated = bool(self.has_eval and every and self.step % every == 0 and self.step < self.config.steps)
+        newest = self.step == self.trained
+        pause = await self.load_weights() if newest or evaluated else 0.0
         await self.count_dropped(tell=False)
-        self.rollout.send(Published(self.step, self.consumed, self.dropped))
+        self.tell_rollout()
         metrics = {"step": self.step, "time": time.time()} | message.metrics
         metrics |= dict(seconds_load=pause, dropped_total=self.dropped, tokens_per_second=self.token_rate(metrics))
         metrics["engines"] = len(self.engines.urls)
@@ -364,9 +382,12 @@ class Controller:
         self.metrics[self.step] = metrics
         self.metrics.pop(self.step - 512, None)
         self.write(metrics)
-        every = self.config.eval.every
-        if self.has_eval and every and self.step % every == 0 and self.step < self.config.steps:
+        if evaluated:
             self.ask_evaluation(self.step)
+
+    def tell_rollout(self) -> None:
+        """Which weights are loaded, and how many groups are used up."""
+        self.rollout.send(Published(self.engines.version, self.consumed, self.dropped))
 
     async def count_dropped(self, tell: bool = True) -> None:
         """Look up how many groups were too old at their lease; the rollout may start others in their place.
@@ -377,7 +398,7 @@ class Controller:
         if dropped != self.dropped:
             self.dropped = dropped
             if tell and self.outputs is not None:
-                self.rollout.send(Published(self.step, self.consumed, self.dropped))
+                self.tell_rollout()
 
     def token_rate(self, metrics: dict[str, Any]) -> float:
         """Response tokens trained on per second, over the last few steps."""
@@ -424,6 +445,7 @@ class Controller:
         """
         assert self.weights is not None
         began = time.perf_counter()
+        self.rollout.send(Loading(self.step))
         with self.timeline.span("load weights", version=self.step):
             await self.engines.load(self.weights, self.step)
         for old in self.weights_root.glob("v*"):
@@ -499,7 +521,7 @@ class Controller:
     async def restart_rollout(self) -> None:
         await self.start_rollout()
         await self.expect(RolloutReady, again="rollout")
-        self.rollout.send(Begin(self.step, self.consumed, self.dropped))
+        self.rollout.send(Begin(self.engines.version, self.consumed, self.dropped))
         for step in self.evaluating:
             self.rollout.send(Evaluate(step, "eval", self.config.eval.limit))
 
@@ -511,6 +533,6 @@ class Controller:
         self.step, self.weights = ready.step, ready.weights
         await self.fields.follow(ready.cluster)
         await self.load_weights()
-        self.rollout.send(Published(self.step, self.consumed, self.dropped))
+        self.tell_rollout()
         self.policy.send(Stop() if self.stop_requested.is_set() else Train())
         self.heard_of_policy()

@@ -24,10 +24,6 @@ HEALTH_SECONDS = 2.0
 MAX_MISSES = 10
 """Looks in a row at which an engine did not answer before it is replaced."""
 
-LOAD_TRIES = 3
-LOAD_PAUSE = 0.5
-"""Seconds between tries to give weights to an engine that joins: those of an older version may be gone in the meantime."""
-
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0
 """Seconds before an engine that runs elsewhere and was lost is tried again; doubled each time up to the second."""
 
@@ -92,6 +88,8 @@ class EngineFleet:
         self._weights: Path | None = None
         self._version = 0
         self._loads = 0
+        self._loading = asyncio.Lock()
+        """Held while weights are loaded or memory is given back: the engines that do so stay the same ones."""
         self._released = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -266,9 +264,10 @@ class EngineFleet:
 
         An engine that is just joining sees that there are others, and loads them before it is used.
         """
-        self._weights, self._version, self._released = weights, version, False
-        self._loads += 1
-        await asyncio.gather(*(self._load_into(slot) for slot in self._in("current", "draining")))
+        async with self._loading:
+            self._weights, self._version, self._released = weights, version, False
+            self._loads += 1
+            await asyncio.gather(*(self._load_into(slot) for slot in self._in("current", "draining") if slot.started))
 
     async def _load_into(self, slot: EngineSlot) -> None:
         try:
@@ -288,41 +287,53 @@ class EngineFleet:
     async def _join(self, slot: EngineSlot) -> None:
         """Start an engine and give it the current weights, also if they become others meanwhile; then it is current.
 
+        Its first load takes long and holds up nobody. If there are other weights after it, they are loaded while the next ones
+        wait, so that an engine that needs longer than a training step joins, too.
+
         Raises:
             EngineError: it cannot be had, or holds others after all.
             ConfigError: it cannot be started as the run is configured.
         """
         slot.state = "starting"
         await start(slot, self.job, self.model_path)
-        tries = 0
-        while True:
-            loads, weights, version = self._loads, self._weights, self._version
-            if weights is None:  # the run begins; `load` comes
-                break
+        given, weights, version = self._loads, self._weights, self._version
+        if weights is not None:  # otherwise the run begins; `load` comes
             try:
-                await self._give(slot, weights, version)
-                stated = str((await slot.client.model_info()).get("weight_version"))
-                if stated != str(version):
-                    raise EngineFaulty(f"{slot.url} says that it has weights of version {stated} after it loaded {version}")
+                await self._give_checked(slot, weights, version)
+            except EngineUnavailable:
+                raise
+            except EngineError:
+                if given == self._loads:
+                    raise
+                given = -1  # the files were taken away for newer ones
+        async with self._loading:
+            if self._weights is not None:
+                if given != self._loads:
+                    await self._give_checked(slot, self._weights, self._version)
                 if self._released:
                     await self._release(slot)
-                if loads == self._loads:
-                    break
-            except EngineError:
-                tries += 1
-                if loads == self._loads and tries >= LOAD_TRIES:
-                    raise
-                await asyncio.sleep(LOAD_PAUSE)
-        slot.state, slot.reason, slot.misses, slot.pause = "current", "", 0, 0.0
+            slot.state, slot.reason, slot.misses, slot.pause = "current", "", 0, 0.0
+
+    async def _give_checked(self, slot: EngineSlot, weights: Path, version: int) -> None:
+        """Load weights into an engine, and ask it which it has.
+
+        Raises:
+            EngineError: it did not load them.
+        """
+        await self._give(slot, weights, version)
+        stated = str((await slot.client.model_info()).get("weight_version"))
+        if stated != str(version):
+            raise EngineFaulty(f"{slot.url} says that it has weights of version {stated} after it loaded {version}")
 
     async def release(self) -> None:
         """Colocate: the engines give their memory back until the next `load`."""
-        self._released = True
-        for slot in self._in("current"):
-            try:
-                await self._release(slot)
-            except EngineError as error:
-                self._lost(slot, f"did not give its memory back: {error}")
+        async with self._loading:
+            self._released = True
+            for slot in self._in("current"):
+                try:
+                    await self._release(slot)
+                except EngineError as error:
+                    self._lost(slot, f"did not give its memory back: {error}")
 
     async def _release(self, slot: EngineSlot) -> None:
         await slot.client.pause("abort")  # all that can be in flight is a call that nobody waits for any more

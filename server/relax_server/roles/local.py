@@ -16,19 +16,29 @@ from relax_sdk.errors import EngineError, RunError
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.registry import EnvSpec
 from relax_sdk.run import Evaluation
-from relax_sdk.runtime import Job, Observer
+from relax_sdk.runtime import Job, Observer, Tell, silent
 from relax_server.models.catalog import resolve_model
 from relax_server.roles.controller import Controller
 from relax_server.roles.host import LocalHost
 from relax_server.roles.layout import RunLayout
-from relax_server.roles.messages import Chat, ChatDone, Died, Evaluate, Evaluated, Failed, RolloutReady, StartRollout
+from relax_server.roles.messages import (
+    Chat,
+    ChatDone,
+    Died,
+    Evaluate,
+    Evaluated,
+    Evaluating,
+    Failed,
+    RolloutReady,
+    StartRollout,
+)
 from relax_server.roles.slot import start_engine
 from relax_server.rollout.chat import evaluate_endpoint
 
 T = TypeVar("T")
 
 ANSWER_SECONDS = 600.0
-"""For an evaluation or a generation by hand."""
+"""For an episode of an evaluation, or a generation by hand."""
 
 
 class LoopThread:
@@ -77,17 +87,19 @@ class LocalRuntime:
         finally:
             thread.close()
 
-    def open_model(self, job: Job) -> LocalSession:
+    def open_model(self, job: Job, tell: Tell) -> LocalSession:
         """Start an engine and a rollout process with the run's trained weights."""
-        return LocalSession(job)
+        return LocalSession(job, tell)
 
     def evaluate_endpoint(
-        self, spec: EnvSpec, config: RunConfig, endpoint: Endpoint, split: str, limit: int | None
+        self, spec: EnvSpec, config: RunConfig, endpoint: Endpoint, split: str, limit: int | None, tell: Tell
     ) -> EndpointEvaluation:
         """Play a split with a model elsewhere; no engine is started."""
         thread = LoopThread()
         try:
-            return thread.submit(evaluate_endpoint(spec, config, endpoint, split, limit)).result()
+            return thread.submit(
+                evaluate_endpoint(spec, config, endpoint, split, limit, lambda played: tell(str(played)))
+            ).result()
         finally:
             thread.close()
 
@@ -103,16 +115,16 @@ async def _make(job: Job, observer: Observer) -> Controller:
 class LocalSession:
     """A trained model behind an engine."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, tell: Tell) -> None:
         self._job = job
         self._thread = LoopThread()
         try:
-            self._thread.submit(self._start()).result()
+            self._thread.submit(self._start(tell)).result()
         except BaseException:
             self.close()
             raise
 
-    async def _start(self) -> None:
+    async def _start(self, tell: Tell) -> None:
         job = self._job
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
         trained = RunLayout(job.folder).weights
@@ -120,7 +132,9 @@ class LocalSession:
             raise RunError(f"{job.folder} has no trained weights yet (no {trained.name}/ folder)")
         base = resolve_model(job.config.model, job.config.seed)
         host = LocalHost()
-        self._engine = await start_engine(job, host, trained, job.config.steps, train=False)
+        tell("starting an engine")
+        self._engine = await start_engine(job, host, trained, job.config.steps, train=False, stage=tell)
+        tell("starting the environment")
         self._rollout = host.role("rollout", job.folder, self._inbox.put_nowait)
         await self._rollout.start(
             StartRollout(job.spec, job.agent, job.config, job.folder.name, job.folder, base, (self._engine.url,), train=False)
@@ -128,25 +142,28 @@ class LocalSession:
         self._splits_ready = await self._answer(RolloutReady)
         self._chats = 0
 
-    async def _answer(self, kind: type[T]) -> T:
+    async def _answer(self, kind: type[T], tell: Tell = silent) -> T:
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(ANSWER_SECONDS) as limit:
                 while True:
                     message = await self._inbox.get()
                     if isinstance(message, kind):
                         return message
+                    if isinstance(message, Evaluating):
+                        limit.reschedule(asyncio.get_running_loop().time() + ANSWER_SECONDS)
+                        tell(str(message.played))
                     if isinstance(message, (Failed, Died)):
                         text = message.text if isinstance(message, Failed) else self._rollout.log_tail()
                         raise RunError(f"the rollout process failed: {text}")
         except TimeoutError:
             raise RunError(f"no answer within {ANSWER_SECONDS:.0f} s") from None
 
-    def evaluate(self, split: str, limit: int) -> Evaluation:
+    def evaluate(self, split: str, limit: int, tell: Tell) -> Evaluation:
         """Play a split greedily."""
 
         async def ask() -> Evaluation:
             self._rollout.send(Evaluate(self._job.config.steps, split, limit))
-            return (await self._answer(Evaluated)).result
+            return (await self._answer(Evaluated, tell)).result
 
         return self._thread.submit(ask()).result()
 

@@ -10,7 +10,7 @@ from typing import Any
 from relax_sdk.config import EngineKind, RunConfig, SamplingParams
 from relax_sdk.errors import RelaxError
 from relax_sdk.messages import AssistantMessage, Message
-from relax_sdk.run import Evaluation
+from relax_sdk.run import Evaluation, Played
 
 # ------------------------------------------------------------------------------------------------- controller → rollout
 
@@ -55,6 +55,13 @@ class Published:
     """Groups inside published steps, from the start of the run."""
     dropped: int
     """Groups that will never be trained on, from the start of the run."""
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Engines begin to load weights; until `Published`, an engine may have these or those from before."""
+
+    version: int
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,14 @@ class RolloutStats:
     """Sent about once a second; its absence means that the process hangs."""
 
     values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """How far an evaluation is."""
+
+    step: int
+    played: Played
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import shutil
 import time
@@ -168,7 +169,7 @@ class PolicyRole:
 
     def take(self) -> Batch | None:
         """The next batch; None when a `Stop` came first."""
-        config, waited, dropped = self.start.config, 0.0, 0
+        config, waited = self.start.config, 0.0
         while True:
             if self.stopped():
                 return None
@@ -176,7 +177,7 @@ class PolicyRole:
             if batch is not None:
                 break
             waited += POLL_SECONDS
-        return Batch(batch.groups, batch.version, batch.staleness, batch.dropped + dropped, batch.waited + waited, batch.ready)
+        return dataclasses.replace(batch, waited=batch.waited + waited)
 
     def take_fields(self, batch: Batch, queue: TransferQueueBus) -> Given | None:
         """What other roles compute of a batch, once it is there; None when a `Stop` came first.

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import queue
 import threading
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from relax_sdk.config import EngineKind
 from relax_sdk.errors import RelaxError, RunError
 from relax_sdk.media import MediaStore
-from relax_sdk.run import Evaluation
+from relax_sdk.run import Evaluation, Played
 from relax_sdk.session import Agent
 from relax_server.api.agent_gateway import AgentGateway
 from relax_server.engines.coalesce import CoalescingEngine
@@ -32,6 +33,8 @@ from relax_server.roles.messages import (
     EngineLeft,
     Evaluate,
     Evaluated,
+    Evaluating,
+    Loading,
     MakeWarmup,
     Published,
     RolloutReady,
@@ -139,6 +142,8 @@ class RolloutRole:
             self.spawn(self.worker.run())
         elif isinstance(message, Published):
             self.worker.update(version=message.version, consumed=message.consumed, dropped=message.dropped)
+        elif isinstance(message, Loading):
+            self.pool.loading = message.version
         elif isinstance(message, SetEngines):
             self.set_engines(message)
         elif isinstance(message, Evaluate):
@@ -174,7 +179,15 @@ class RolloutRole:
         return CoalescingEngine(client)
 
     async def evaluate(self, message: Evaluate) -> None:
-        result = await self.worker.evaluate(message.limit, split=message.split, step=message.step)
+        told = 0.0
+
+        def tell(played: Played) -> None:
+            nonlocal told
+            if time.monotonic() - told > STATS_SECONDS:
+                told = time.monotonic()
+                self.channel.send(Evaluating(message.step, played))
+
+        result = await self.worker.evaluate(message.limit, split=message.split, step=message.step, on_played=tell)
         evaluation = Evaluation(result.mean_reward, result.ci95, result.n, result.components, result.failures)
         self.channel.send(Evaluated(message.step, evaluation, result.version_min or 0, result.version_max or 0))
 

@@ -66,6 +66,11 @@ class EngineSlot:
             return ""
 
     @property
+    def started(self) -> bool:
+        """Whether there is a `client`."""
+        return self._client is not None
+
+    @property
     def client(self) -> HttpEngine:
         """Of an engine that was started."""
         assert self._client is not None

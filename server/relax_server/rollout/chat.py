@@ -19,7 +19,7 @@ from relax_sdk.trajectory import Turn
 from relax_server.engines.openai import ChatClient, parameters
 from relax_server.rollout.calls import Answer, CallOptions
 from relax_server.rollout.context import EpisodeTask, RolloutContext, default_agent
-from relax_server.rollout.evaluation import summarise
+from relax_server.rollout.evaluation import OnPlayed, Tally, summarise
 from relax_server.rollout.group import GroupResult, GroupTask, play_group
 from relax_server.rollout.pool import EnginePool
 from relax_server.rollout.session import EpisodeSession, State
@@ -83,7 +83,12 @@ class ChatSession(EpisodeSession):
 
 
 async def evaluate_endpoint(
-    spec: EnvSpec, config: RunConfig, endpoint: Endpoint, split: str = "eval", limit: int | None = None
+    spec: EnvSpec,
+    config: RunConfig,
+    endpoint: Endpoint,
+    split: str = "eval",
+    limit: int | None = None,
+    on_played: OnPlayed | None = None,
 ) -> EndpointEvaluation:
     """Play a split once, one episode a task, with temperature 0. Nothing is written.
 
@@ -93,6 +98,7 @@ async def evaluate_endpoint(
         endpoint: the model.
         split: of the tasks.
         limit: tasks at most; default: `config.eval.limit`.
+        on_played: told after each episode how far it is.
 
     Raises:
         ConfigError: there is no such split, or the sampling asks for what the OpenAI API has no word for.
@@ -117,7 +123,7 @@ async def evaluate_endpoint(
     try:
         context = _context(spec, config, client, threads)
         tasks = [task(index, await threads.call(rows.row, index, limit=ROW_TIMEOUT)) for index in range(n)]
-        results = await _play(context, tasks)
+        results = await _play(context, tasks, Tally(n, on_played))
     finally:
         await client.close()
         threads.close()
@@ -133,13 +139,18 @@ async def evaluate_endpoint(
     )
 
 
-async def _play(context: RolloutContext, tasks: Sequence[GroupTask]) -> list[GroupResult]:
-    playing = [asyncio.create_task(play_group(context, task)) for task in tasks]
+async def _play(context: RolloutContext, tasks: Sequence[GroupTask], tally: Tally) -> list[GroupResult]:
+    async def one(task: GroupTask) -> GroupResult:
+        result = await play_group(context, task)
+        tally.count(result)
+        return result
+
+    playing = [asyncio.create_task(one(task)) for task in tasks]
     try:
         return list(await asyncio.gather(*playing))
     finally:
-        for one in playing:
-            one.cancel()
+        for episode in playing:
+            episode.cancel()
 
 
 def _context(spec: EnvSpec, config: RunConfig, client: ChatClient, threads: CallThreads) -> RolloutContext:

@@ -9,14 +9,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from relax_sdk.errors import RunError
-from relax_sdk.run import Evaluation
+from relax_sdk.run import Evaluation, Played
 from relax_sdk.trajectory import Trajectory, mean_reward
 from relax_server.rollout.commits import Committer
 from relax_server.rollout.context import RolloutContext
 from relax_server.rollout.group import GroupResult, GroupTask, play_group
 
+OnPlayed = Callable[[Played], None]
+
 Z95 = 1.959964
 """The 97.5% quantile of the normal distribution."""
+
+
+class Tally:
+    """Counts the episodes of an evaluation as they end.
+
+    Args:
+        of: so many there will be.
+        on_played: told after each.
+    """
+
+    def __init__(self, of: int, on_played: OnPlayed | None) -> None:
+        self._played, self._on_played = Played(0, of, 0.0), on_played
+
+    def count(self, result: GroupResult) -> None:
+        reward = result.trajectories[0].reward if result.trajectories else 0.0
+        self._played = replace(self._played, episodes=self._played.episodes + 1, reward=self._played.reward + reward)
+        if self._on_played is not None:
+            self._on_played(self._played)
 
 
 @dataclass(frozen=True)
@@ -43,12 +63,13 @@ class Evaluator:
         self._count = count
         self._labels: Counter[str] = Counter()
 
-    async def play(self, label: str, tasks: Sequence[GroupTask]) -> EvalResult:
+    async def play(self, label: str, tasks: Sequence[GroupTask], on_played: OnPlayed | None = None) -> EvalResult:
         """Play tasks, one episode each.
 
         Args:
             label: names the evaluation; a number is added when it was used before.
             tasks: in any order; their ids are made here.
+            on_played: told after each episode how far it is.
 
         Raises:
             RunError: no episode was usable.
@@ -57,7 +78,8 @@ class Evaluator:
         self._labels[label] += 1
         if self._labels[label] > 1:
             label = f"{label}.{self._labels[label] - 1}"
-        playing = [asyncio.create_task(self._play(replace(t, id=f"{self._context.run}/{label}/{t.task_index}"))) for t in tasks]
+        tally, prefix = Tally(len(tasks), on_played), f"{self._context.run}/{label}"
+        playing = [asyncio.create_task(self._play(replace(t, id=f"{prefix}/{t.task_index}"), tally)) for t in tasks]
         try:
             results = await asyncio.gather(*playing)
         finally:
@@ -70,8 +92,9 @@ class Evaluator:
         failures = Counter(next(reversed(r.failures), "no tokens") for r in results if r.group is None)
         return summarise([result.trajectories[0] for result in results], failures)
 
-    async def _play(self, task: GroupTask) -> GroupResult:
+    async def _play(self, task: GroupTask, tally: Tally) -> GroupResult:
         result = await play_group(self._context, task)
+        tally.count(result)
         if result.group is not None:
             self._count(result.group.trajectories)
             await self._committer.commit(result.group, "eval")

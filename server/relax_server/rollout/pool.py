@@ -19,7 +19,7 @@ MAX_FAULTS = 3
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0
 """Seconds before an engine that was left out for that is tried again; doubled each time up to the second."""
 AHEAD = 4
-"""How far the version of an answer may be ahead of the last one told: weights are loaded before they are told of."""
+"""How far the version of an answer may be ahead of those told of: the news that weights are being loaded may come late."""
 LATE = 5.0
 """Seconds that an engine's own time limit is behind the call's, which so ends first and knows what happened."""
 
@@ -88,7 +88,9 @@ class EnginePool:
 
     def __init__(self, engines: Iterable[Engine] = ()) -> None:
         self.version: int | None = None
-        """Weight version that an engine must have to come back after a failure; None: any."""
+        """Weight version that all engines have, and that one must have to come back after a failure; None: any."""
+        self.loading: int | None = None
+        """The version that they are just loading."""
         self._members: dict[str, Member] = {}
         self._preferred: dict[str, str] = {}
         self._changed = asyncio.Event()
@@ -292,7 +294,8 @@ class EnginePool:
         if loaded is None or self.version is None or not answer.weight_versions:
             return
         versions = [span.version for span in answer.weight_versions]
-        oldest, newest = min(loaded, self.version), max(loaded, self.version) + AHEAD
+        told = [loaded, self.version] + ([] if self.loading is None else [self.loading])
+        oldest, newest = min(told), max(told) + AHEAD
         if min(versions) < oldest or max(versions) > newest:
             wrong = min(versions) if min(versions) < oldest else max(versions)
             raise EngineFaulty(f"{member.engine.url} answered with weights of version {wrong}; version {oldest} is loaded")

@@ -21,7 +21,7 @@ from relax_server.journal.base import Journal
 from relax_server.rollout.admission import Admission
 from relax_server.rollout.commits import Committer
 from relax_server.rollout.context import RolloutContext, default_agent
-from relax_server.rollout.evaluation import EvalResult, Evaluator
+from relax_server.rollout.evaluation import EvalResult, Evaluator, OnPlayed
 from relax_server.rollout.group import GroupResult, GroupTask, play_group
 from relax_server.rollout.media import MediaIntake
 from relax_server.rollout.pool import EnginePool
@@ -283,7 +283,13 @@ class RolloutWorker:
     # -------------------------------------------------------------------------------------------------- evaluation
 
     async def evaluate(
-        self, limit: int | None = None, greedy: bool = True, *, split: str = "eval", step: int | None = None
+        self,
+        limit: int | None = None,
+        greedy: bool = True,
+        *,
+        split: str = "eval",
+        step: int | None = None,
+        on_played: OnPlayed | None = None,
     ) -> EvalResult:
         """Play a split once, one episode a task, beside training.
 
@@ -294,6 +300,7 @@ class RolloutWorker:
             greedy: with temperature 0.
             split: of the tasks.
             step: names the evaluation in the ids of its groups; default: the weight version.
+            on_played: told after each episode how far it is.
 
         Raises:
             ConfigError: there is no such split.
@@ -311,7 +318,7 @@ class RolloutWorker:
         async with self._eval_lock:  # rows of a generator come one after another
             tasks = [self._eval_task(split, index, await self._row(split, index), sampling) for index in range(n)]
         with self.timeline.span(f"evaluation of {label}", tasks=n):
-            return await self._evaluator.play(label, tasks)
+            return await self._evaluator.play(label, tasks, on_played)
 
     def _eval_task(self, split: str, index: int, row: dict[str, Any], sampling: SamplingParams) -> GroupTask:
         rollout = self.config.rollout

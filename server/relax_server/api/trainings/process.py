@@ -21,7 +21,7 @@ from relax_sdk.config import SamplingParams, run_config_from_dict
 from relax_sdk.errors import RelaxError
 from relax_sdk.messages import Message
 from relax_sdk.run import CONFIG, PLOT, Run
-from relax_sdk.runtime import Job, find_runtime
+from relax_sdk.runtime import Job, find_runtime, silent
 from relax_server.api.trainings.wire import Request, Start, Told, spec_of
 
 INTERRUPTED = 3
@@ -109,14 +109,14 @@ def _train(job: Job, observer: LineObserver) -> None:
 
 
 def _serve(job: Job, observer: LineObserver, lines: queue.SimpleQueue[bytes]) -> None:
-    session = find_runtime("local").open_model(job)
+    session = find_runtime("local").open_model(job, silent)
     try:
         observer.tell(Told(kind="ready"))
         while True:
             request = msgspec.json.decode(lines.get(), type=Request)
             try:
                 if request.do == "evaluate":
-                    result: Any = session.evaluate(request.split, request.limit or job.config.eval.limit)
+                    result: Any = session.evaluate(request.split, request.limit or job.config.eval.limit, silent)
                 else:
                     messages = [Message.from_openai(message) for message in request.messages]
                     result = session.generate(messages, SamplingParams(**request.sampling)).to_openai()

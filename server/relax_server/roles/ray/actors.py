@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ class EngineActor:
         settings: of its process.
         needed: what must be there, on this node too.
         reachable: from other machines.
+        tells: its process says how far it is while it starts.
     """
 
     def __init__(
@@ -92,7 +94,11 @@ class EngineActor:
         settings: dict[str, Any],
         needed: Sequence[Path],
         reachable: bool,
+        tells: bool,
     ) -> None:
+        self._told: asyncio.Queue[str | None] = asyncio.Queue()
+        if tells:
+            settings = settings | {"progress": self._told.put_nowait}
         host = ray.util.get_node_ip_address() if reachable else "127.0.0.1"
         self._process = process_of(kind, model_path, log_path, host=host, **settings)
         self._needed = [model_path, *needed]
@@ -107,9 +113,17 @@ class EngineActor:
             ConfigError: this node does not see what it needs.
             EngineUnavailable: it ended or was not ready in time.
         """
-        check_visible(self._needed, "engine")
-        await self._process.start(timeout)
+        try:
+            check_visible(self._needed, "engine")
+            await self._process.start(timeout)
+        finally:
+            self._told.put_nowait(None)
         return self._process.url, self._process.pid
+
+    async def progress(self) -> AsyncIterator[str]:
+        """What it is doing, until it is started."""
+        while (told := await self._told.get()) is not None:
+            yield told
 
     async def wait(self) -> int:
         """Its exit code, once it has ended."""

@@ -83,8 +83,8 @@ class RayHost:
         return RayRole(name, folder, on_message, self, threads)
 
     def engine(self, kind: EngineKind, model_path: Path, log_path: Path, *, added: bool = False, **settings: Any) -> Engine:
-        settings.pop("progress", None)  # there is no way for it from another process
-        return RayEngine(self, kind, model_path, log_path, settings, added)
+        tell = settings.pop("progress", None)
+        return RayEngine(self, kind, model_path, log_path, settings, added, tell)
 
     def exchange(self, folder: Path) -> Exchange:
         """Shared memory where all nodes are on one machine, else the run folder."""

@@ -176,7 +176,14 @@ class RayRole:
 
 
 class RayEngine:
-    """One engine whose process an actor starts and watches: the interface of `ServerProcess`."""
+    """One engine whose process an actor starts and watches: the interface of `ServerProcess`.
+
+    Args:
+        places: where actors go.
+        kind, model_path, log_path, settings: of the process.
+        added: it has no place that was kept for it.
+        tell: told what it is doing while it starts; None: it does not say.
+    """
 
     def __init__(
         self,
@@ -186,8 +193,10 @@ class RayEngine:
         log_path: Path,
         settings: dict[str, Any],
         added: bool = False,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self.log_path = log_path
+        self._tell = tell
         self._places, self._arguments, self._added = places, (kind, model_path, log_path, settings), added
         self._actor: Any = None
         self._url = ""
@@ -215,8 +224,10 @@ class RayEngine:
         """
         until = time.monotonic() + NAME_SECONDS
         while True:
+            actor = self._place()
+            telling = asyncio.create_task(self._listen(actor))
             try:
-                self._url, self.pid = await asyncio.wait_for(self._place().start.remote(timeout), timeout)
+                self._url, self.pid = await asyncio.wait_for(actor.start.remote(timeout), timeout)
                 break
             except (RayError, TimeoutError) as error:
                 ray.kill(self._actor)
@@ -225,14 +236,24 @@ class RayEngine:
                 if not isinstance(error, RayActorError) or its_own_fault(error) or time.monotonic() > until:
                     why = reason(error) if isinstance(error, RayError) else f"not ready within {timeout:g} s; is there room?"
                     raise EngineUnavailable(f"the engine's actor: {why}\n{self.log_tail()}") from error
+            finally:
+                telling.cancel()
             await asyncio.sleep(AGAIN_SECONDS)
         self._ended = asyncio.create_task(self._wait(self._actor.wait.remote()))
 
     def _place(self) -> Any:
         places = self._places
         cls = ray.remote(EngineActor).options(**places.engine_options(self._added))
-        self._actor = cls.remote(*self._arguments, places.needed, not places.one_machine)
+        self._actor = cls.remote(*self._arguments, places.needed, not places.one_machine, self._tell is not None)
         return self._actor
+
+    async def _listen(self, actor: Any) -> None:
+        """Pass on what it says of its start."""
+        if self._tell is None:
+            return
+        with contextlib.suppress(RayError):  # `start` says what is wrong
+            async for told in actor.progress.remote():
+                self._tell(await told)
 
     async def _wait(self, ended: Any) -> None:
         try:

@@ -12,7 +12,7 @@ from relax_sdk.client.upload import by_value
 from relax_sdk.config import RunConfig
 from relax_sdk.doctor import Finding
 from relax_sdk.errors import ConfigError, RunError
-from relax_sdk.runtime import Job, Observer
+from relax_sdk.runtime import Job, Observer, Tell
 from relax_server.roles.local import LocalSession, LoopThread
 from relax_server.roles.messages import Died, Failed, RunEnded, Stage, StartController, StepShown, Stop, Warn
 from relax_server.roles.ray.cluster import address_of, connected, look
@@ -61,9 +61,9 @@ class RayRuntime:
                 observer.warn(str(error))
             raise
 
-    def open_model(self, job: Job) -> LocalSession:
+    def open_model(self, job: Job, tell: Tell) -> LocalSession:
         """Start an engine and a rollout process with the run's trained weights, on this machine."""
-        return LocalSession(job)
+        return LocalSession(job, tell)
 
     def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
         """What a run would find in the cluster.

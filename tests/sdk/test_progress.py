@@ -1,0 +1,54 @@
+"""The live lines, as they are in a log."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from relax_sdk import progress
+from relax_sdk.config import RunConfig
+from relax_sdk.progress import Progress, Waiting
+
+
+@pytest.fixture(autouse=True)
+def every_line(monkeypatch):
+    monkeypatch.setattr(progress, "PLAIN_EVERY", 0.0)
+
+
+def test_what_is_waited_for_is_told_with_how_far_it_is(capsys):
+    with Waiting("evaluation of tone-v0") as waiting:
+        waiting.tell("3 of 8 episodes")
+    assert capsys.readouterr().err == "evaluation of tone-v0 · 3 of 8 episodes · 0 s\n"
+
+
+def test_the_seconds_go_on_where_nothing_is_told(capsys):
+    with Waiting("starting"):
+        until = time.monotonic() + 10
+        seen = ""
+        while "starting · 1 s" not in seen and time.monotonic() < until:
+            time.sleep(0.05)
+            seen += capsys.readouterr().err
+    assert "starting · 1 s" in seen
+    time.sleep(1.2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_says_how_it_goes_and_where_it_is(capsys):
+    with Progress(RunConfig(env="tone-v0", steps=9), Path("there")) as run:
+        run.stage("starting")
+        run.step({"step": 4, "reward": 0.5, "seconds_step": 2.0, "seconds_train": 1.0})
+        run.warn("an engine died")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("tone-v0: starting")
+    assert lines[1].startswith("tone-v0 step 4/9 · reward 0.500") and "train 50%" in lines[1]
+    assert lines[2] == "warning: an engine died" and lines[-1] == "done: there"
+
+
+def test_warnings_are_seen_where_nothing_else_is_to_be_shown(capsys):
+    with pytest.raises(KeyError), Progress(RunConfig(env="tone-v0"), Path("there"), show=False) as run:
+        run.stage("starting")
+        run.warn("an engine died")
+        raise KeyError
+    with Waiting("evaluation", show=False) as waiting:
+        waiting.tell("3 of 8 episodes")
+    assert capsys.readouterr().err == "warning: an engine died\n"
