@@ -98,7 +98,15 @@ def whole(run: relax.Run, steps: int) -> None:
     assert [row["step"] for row in run.metrics] == list(range(1, steps + 1))
     counts = open_journal(RunLayout(run.folder).journal).counts(run.folder.name)
     assert (counts.acked, counts.leased) == (steps * 4, 0)
-    wait_until(lambda: not left_behind(run.folder), 20)
+    nothing_left(run.folder)
+
+
+def nothing_left(folder: Path, seconds: float = 20) -> None:
+    """What has ended is gone soon."""
+    end = time.monotonic() + seconds
+    while left := left_behind(folder):
+        assert time.monotonic() < end, left
+        time.sleep(0.1)
 
 
 def left_behind(folder: Path) -> list[str]:
@@ -289,7 +297,7 @@ def test_an_engine_is_added_beyond_those_that_room_was_kept_for(cluster, tmp_pat
     assert [row["state"] for row in seen] == ["current", "gone"], seen
     counts = open_journal(RunLayout(folder).journal).counts("run")
     assert counts.leased == 0 and counts.acked % 4 == 0
-    wait_until(lambda: not left_behind(folder), 20)
+    nothing_left(folder)
 
 
 def test_a_controller_that_ends_too_often_ends_the_run(cluster, tmp_path, monkeypatch):
@@ -300,7 +308,7 @@ def test_a_controller_that_ends_too_often_ends_the_run(cluster, tmp_path, monkey
     monkeypatch.setattr("relax_server.roles.restarts.MAX_RESTARTS", 0)
     with pytest.raises(relax.RunError, match=r"controller ended 1 times(?s:.)*relax train --resume \S+ --runtime ray"):
         fit(tmp_path / "run", 100, Watch(stage=kill))
-    wait_until(lambda: not left_behind(tmp_path / "run"), 20)
+    nothing_left(tmp_path / "run")
 
 
 def test_a_cluster_without_room_is_refused_and_named(cluster, tmp_path):

@@ -85,6 +85,26 @@ async def test_bytes_travel_once(tmp_path: Path) -> None:
     assert [len(reply.media) for reply in link.replies] == [1, 0, 0, 0]
 
 
+async def test_an_answer_waits_for_media_that_another_one_brings(tmp_path: Path) -> None:
+    link, spec = hosted(Echo, tmp_path)
+    stored, asked = asyncio.Event(), []
+
+    async def slow(function: Any, *arguments: Any, limit: float) -> Any:
+        asked.append(function.__name__)
+        await stored.wait()
+        return await in_thread(function, *arguments, limit=limit)
+
+    link._in_thread = slow
+    episodes = [asyncio.create_task(begin(spec)) for _ in range(3)]
+    async with asyncio.timeout(10):
+        while len(link.replies) < 3:
+            await asyncio.sleep(0.01)
+        stored.set()
+        begun = await asyncio.gather(*episodes)
+    assert [len(reply.media) for reply in link.replies] == [1, 0, 0] and asked == ["_put"]
+    assert len({messages[0].media[0].ref for _, messages, _ in begun}) == 1
+
+
 async def test_tools_and_their_mistakes(tmp_path: Path) -> None:
     _, spec = hosted(Echo, tmp_path)
     env, *_ = await begin(spec)

@@ -65,6 +65,8 @@ class HostLink(ABC):
         self._pending: dict[int, tuple[Ask, asyncio.Future[Any]]] = {}
         self._refs: OrderedDict[str, MediaRef] = OrderedDict()
         self._storing: set[asyncio.Task[None]] = set()
+        """Answers whose media, or those of answers before them, are not stored yet."""
+        self._closing: set[asyncio.Task[None]] = set()
 
     @abstractmethod
     async def send(self, message: FromService) -> None:
@@ -95,13 +97,13 @@ class HostLink(ABC):
     def close_episode(self, episode: str) -> None:
         """Tell the host that an episode is over."""
         task = asyncio.get_running_loop().create_task(self._close_episode(episode))
-        self._storing.add(task)
-        task.add_done_callback(self._storing.discard)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def arrived(self, reply: Reply) -> None:
-        """Deliver an answer; media that it brings are stored first."""
-        if reply.media:
-            task = asyncio.get_running_loop().create_task(self._store(reply))
+        """Deliver an answer once the media that it names are stored; one that came before may have brought them."""
+        if reply.media or self._storing:
+            task = asyncio.get_running_loop().create_task(self._store(reply, set(self._storing)))
             self._storing.add(task)
             task.add_done_callback(self._storing.discard)
         else:
@@ -133,7 +135,7 @@ class HostLink(ABC):
         except RelaxError:
             return  # the host is gone, and its episodes with it
 
-    async def _store(self, reply: Reply) -> None:
+    async def _store(self, reply: Reply, before: set[asyncio.Task[None]]) -> None:
         try:
             for kind, data in reply.media:
                 if kind not in PARTS:
@@ -143,6 +145,8 @@ class HostLink(ABC):
         except RelaxError as error:
             self._fail(reply.id, error)
             return
+        if before:
+            await asyncio.wait(before)
         self._deliver(reply)
 
     def _put(self, kind: str, data: bytes) -> MediaRef:
