@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
 
 import psutil
@@ -84,6 +85,25 @@ asyncio.run(main())
     await asyncio.to_thread(engine.wait, 15)
     assert not await client.health()
     await client.close()
+
+
+def test_an_engine_whose_parent_is_killed_while_it_starts_ends(tmp_path):
+    (tmp_path / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
+    parent = subprocess.Popen(["sleep", "600"])
+    command = [sys.executable, "-m", "relax_server.engines.embedded", "--model-path", "relax/tiny-llama"]
+    command += ["--parent-pid", str(parent.pid)]
+    slow = os.environ | {"PYTHONPATH": str(tmp_path)}
+    engine = subprocess.Popen(command, stdout=subprocess.PIPE, env=slow, text=True)
+    try:
+        assert engine.stdout is not None and engine.stdout.readline() == "importing\n"
+        parent.kill()
+        parent.wait()
+        assert engine.wait(15) == 0
+    finally:
+        parent.kill()
+        engine.kill()
+    late = subprocess.run(command, capture_output=True, env=slow, text=True, timeout=60)
+    assert late.returncode == 0 and not late.stdout
 
 
 def test_what_is_sent_is_not_held_back() -> None:

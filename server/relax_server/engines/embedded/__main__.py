@@ -10,14 +10,18 @@ import argparse
 import asyncio
 import logging
 import os
+import select
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 
 KV_BYTES = 2**30
 """Memory of the KV pool where --max-total-tokens is not given, and at most this many tokens."""
 KV_TOKENS = 131_072
+
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def _arguments() -> argparse.Namespace:
@@ -75,14 +79,24 @@ def _announce(url: str, ready_file: str | None) -> None:
     print(f"relax engine ready at {url}", flush=True)
 
 
-def _watch_parent(pid: int, stop: asyncio.Event) -> None:
-    """Set `stop` when the process is gone."""
+def _leave(*_: object) -> None:
+    """Nothing is served yet, so there is nothing to end."""
+    os._exit(0)
+
+
+def _watch_parent(pid: int) -> None:
+    """Have this process ended as by SIGTERM when that one is gone, also while the model is being loaded."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
-        stop.set()
+        _leave()
         return
-    asyncio.get_running_loop().add_reader(handle, stop.set)
+
+    def wait() -> None:
+        select.select([handle], [], [])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 async def _serve(arguments: argparse.Namespace, path: Path, listener: socket.socket) -> None:
@@ -99,12 +113,6 @@ async def _serve(arguments: argparse.Namespace, path: Path, listener: socket.soc
     from relax_server.models.processor import Processor
     from relax_server.timeline import Timeline
 
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    if arguments.parent_pid is not None:
-        _watch_parent(arguments.parent_pid, stop)
     torch.set_num_threads(arguments.threads)
     processor = Processor.load(path, arguments.features)
     dtype = getattr(torch, arguments.dtype)
@@ -121,6 +129,9 @@ async def _serve(arguments: argparse.Namespace, path: Path, listener: socket.soc
     )
     control = Control(Scheduler(runner, config, arguments.weight_version), Timeline(arguments.timeline, "engine"))
     server = EngineServer(control, PromptBuilder(processor, arguments.media_root), path, arguments.threads)
+    stop = asyncio.Event()
+    for number in STOPPING:
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     web_runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     await web_runner.setup()
     await web.SockSite(web_runner, listener).start()
@@ -133,6 +144,10 @@ async def _serve(arguments: argparse.Namespace, path: Path, listener: socket.soc
 
 def main() -> int:
     arguments = _arguments()
+    for number in STOPPING:
+        signal.signal(number, _leave)
+    if arguments.parent_pid is not None:
+        _watch_parent(arguments.parent_pid)
     os.environ.setdefault("OMP_NUM_THREADS", str(arguments.threads))  # read by torch when it is imported
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     listener = _listen(arguments.host, arguments.port)
