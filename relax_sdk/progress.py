@@ -14,6 +14,8 @@ from relax_sdk.config import RunConfig
 
 PLAIN_EVERY = 5.0
 """Seconds between plain lines."""
+TICK = 1.0
+"""Seconds between two looks at a line on which only the time has changed."""
 
 
 class Display:
@@ -181,12 +183,15 @@ class Waiting:
         self.label, self.text = label, ""
         self.started = time.monotonic()
         self._display = make_display(self.line, show)
+        self._showing = threading.Lock()
         self._ended = threading.Event()
+        self._clock = threading.Thread(target=self._tick, name="waiting", daemon=True)
 
     def tell(self, text: str) -> None:
-        """How far it is."""
+        """How far it is; from any thread."""
         self.text = text
-        self._display.show()
+        with self._showing:
+            self._display.show()
 
     def line(self) -> str:
         """All that is known."""
@@ -195,15 +200,17 @@ class Waiting:
 
     def _tick(self) -> None:
         """The seconds go on also where nothing is told."""
-        while not self._ended.wait(1.0):
-            self._display.show()
+        while not self._ended.wait(TICK):
+            with self._showing:
+                self._display.show()
 
     def __enter__(self) -> Waiting:
-        threading.Thread(target=self._tick, name="waiting", daemon=True).start()
+        self._clock.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
+        self._clock.join()
         self._display.close()
 
 
