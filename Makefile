@@ -31,7 +31,7 @@ train: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-# The tests that `make test` leaves out because they take long, twelve minutes in all.
+# The tests that `make test` leaves out because they take long, a quarter of an hour in all.
 test-nightly: $(STAMP)
 	@$(BIN)/python -m pytest -m nightly
 

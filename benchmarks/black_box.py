@@ -5,8 +5,8 @@
 `omni-quiz-v0` is trained twice with every seed and otherwise the same settings: with the built-in loop, and with
 `python -m relax_agents.openai_loop`, a process for every episode that is given a base URL. The two take turns, so that the
 machine is the same for both. *Step* columns are the held-out reward after that many steps, played greedily by the same
-agent; seconds per step are the median. An episode costs the start of a Python process and the import of `openai`, about a
-second of processor time, and a step has 64 of them: the defaults take hours on two cores.
+agent; seconds per step are the median. A process is forked from one that has imported `openai` (docs/agents.md), and a step
+has 64 of them, which takes ten seconds on two cores: the defaults take three quarters of an hour.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """SIGKILL of every process of a run at random moments: how long until it trains again, and is anything lost or trained twice?
 
     python -m benchmarks.chaos [--times 20] [--roles nothing engine policy rollout controller] [--env tone-v0]
-    python -m benchmarks.chaos --runtime ray --bus transfer_queue [--roles engine … storage]
+    python -m benchmarks.chaos --runtime ray --bus transfer_queue [--roles engine … node … storage]
 
 Every run goes on to step 150 at least and is then stopped; *held-out* is what its last weights get on 256 held-out tasks, the
 lowest and the mean of the runs. The row *nothing* is of as many runs in which nothing is killed.
 
 With `--runtime ray` the controller is an actor, which the program starts again; the *program* is what the user started, and is
-resumed by hand, as the controller is where there is no Ray. *Queue* and *storage* are TransferQueue's own actors.
+resumed by hand, as the controller is where there is no Ray. A *node* is one of three raylets of this machine, killed with all
+that runs below it; Ray is set to give a node up after five seconds. *Queue* and *storage* are TransferQueue's own actors.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 from relax_server.journal import open_journal
@@ -40,7 +41,8 @@ ROLES = {"engine": "engines.embedded", "policy": "roles.child policy", "rollout"
 """What is in the command line of each on this machine's runtime."""
 ACTORS = {"queue": "ray::Controller", "storage": "ray::SimpleStorageUnit"}
 """TransferQueue's, by the names that Ray gives their processes."""
-ON_RAY = ("engine", "policy", "rollout", "controller", "program")
+NODE = "node"
+ON_RAY = ("engine", "policy", "rollout", "controller", "program", NODE)
 BY_HAND = {"local": "controller", "ray": "program"}
 """What nothing starts again: the process that the user has started."""
 KILLS_A_RUN = MAX_RESTARTS - 1
@@ -65,28 +67,46 @@ def steps_done(folder: Path) -> int:
     return max((row["step"] for row in rows(folder)), default=0)
 
 
+class Nodes:
+    """A Ray cluster of three raylets. The first one is where the program is; a run fits on two."""
+
+    SOON: ClassVar = {"health_check_period_ms": 1000, "health_check_timeout_ms": 5000, "health_check_failure_threshold": 3}
+    EACH: ClassVar[dict[str, Any]] = dict(num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False)
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(initialize_head=True, head_node_args=self.EACH | {"_system_config": self.SOON})
+        for _ in range(2):
+            self._cluster.add_node(**self.EACH)
+        self.address = self._cluster.address
+
+    def kill(self, processes: Iterable[psutil.Process]) -> None:
+        """Kill a node below which one of these processes runs, but not the first; another one comes in its place."""
+        above = {parent.pid for process in processes for parent in process.parents()}
+        victim = next(node for node in self._cluster.worker_nodes if _raylet(node) in above)
+        self._cluster.remove_node(victim, allow_graceful=False)
+        self._cluster.add_node(**self.EACH)
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+def _raylet(node: Any) -> int:
+    return node.all_processes["raylet"][0].process.pid
+
+
 class Run:
     """`relax train` in a process of its own, watched through its folder."""
 
-    def __init__(self, env: str, folder: Path, steps: int, seed: int, runtime: str, bus: str) -> None:
-        self.folder, self.steps, self.runtime = folder, steps, runtime
+    def __init__(self, env: str, folder: Path, steps: int, seed: int, runtime: str, bus: str, nodes: Nodes | None) -> None:
+        self.folder, self.steps, self.runtime, self.nodes = folder, steps, runtime, nodes
         settings = [f"rollout.groups_per_step={GROUPS}", "rollout.group_size=8", "training.checkpoint_every=5", "eval.every=0"]
+        settings += [f"ray.address={nodes.address}"] if nodes is not None else []
         sets = [part for setting in settings for part in ("--set", setting)]
         self.more = ["--runtime", runtime]
-        first = [
-            "train",
-            env,
-            "--folder",
-            str(folder),
-            "--steps",
-            str(steps),
-            "--seed",
-            str(seed),
-            "--bus",
-            bus,
-            *sets,
-            *self.more,
-        ]
+        first = ["train", env, "--folder", str(folder), "--steps", str(steps), "--seed", str(seed), "--bus", bus]
+        first += [*sets, *self.more]
         self.process = self.start(first)
 
     @property
@@ -159,6 +179,11 @@ class Run:
             killed, at = time.monotonic(), time.time()
             self.process = self.start(["train", "--resume", str(self.folder), *self.more])
             self.wait_for_rows(1, lambda row: row["time"] > at)
+        elif self.nodes is not None:
+            mine = [process for each in ("engine", "policy", "rollout", "controller") for process in self.candidates(each)]
+            killed, at = time.monotonic(), time.time()
+            self.nodes.kill(mine)
+            self.wait_for_rows(max(AHEAD.values()) + 1, lambda row: row["time"] > at)
         else:
             victim = self.process_of(role)
             os.kill(victim.pid, signal.SIGKILL)
@@ -172,7 +197,8 @@ def one_run(
     env: str, role: str, folder: Path, kills: int, rng: random.Random, runtime: str, bus: str
 ) -> tuple[list[float], dict[str, int], float]:
     """Seconds to recover from each kill, what the journal says at the end, and the held-out reward."""
-    run = Run(env, folder, 1_000_000, rng.randrange(1000), runtime, bus)
+    nodes = Nodes() if role == NODE else None
+    run = Run(env, folder, 1_000_000, rng.randrange(1000), runtime, bus, nodes)
     seconds: list[float] = []
     try:
         run.wait_for_step(7)  # a checkpoint is there
@@ -187,6 +213,8 @@ def one_run(
         run.process.wait(LIMIT)
     finally:
         run.process.kill()
+        if nodes is not None:
+            nodes.close()
     with relax.Run.load(folder) as trained:
         return seconds, examine(folder), trained.evaluate(limit=TASKS, progress=False).mean_reward
 

@@ -54,6 +54,7 @@ class Endpoint:
         env: str | type[Env] | EnvSpec,
         split: str = "eval",
         limit: int | None = None,
+        *,
         progress: bool = True,
         **settings: Mapping[str, Any],
     ) -> EndpointEvaluation:

@@ -234,12 +234,12 @@ def test_killing_what_is_just_being_started_loses_nothing(tmp_path, role):
 
 @pytest.mark.parametrize("role", ["policy", "rollout", "engines.embedded"])
 def test_a_process_that_hangs_is_replaced(tmp_path, monkeypatch, role):
-    from relax_server.roles import controller, fleet
+    from relax_server.roles import fleet, main_roles
 
     def freeze(step: int) -> None:
         if step == 2 and not frozen:
-            monkeypatch.setattr(controller, "SILENCE_SECONDS", 4.0)
-            monkeypatch.setattr(controller, "STEP_SECONDS", 6.0)
+            monkeypatch.setattr(main_roles, "SILENCE_SECONDS", 4.0)
+            monkeypatch.setattr(main_roles, "STEP_SECONDS", 6.0)
             frozen.append(send_signal(role, signal.SIGSTOP))
 
     frozen: list[int] = []

@@ -101,7 +101,7 @@ def whole(run: relax.Run, steps: int) -> None:
     nothing_left(run.folder)
 
 
-def nothing_left(folder: Path, seconds: float = 20) -> None:
+def nothing_left(folder: Path, seconds: float = 60) -> None:
     """What has ended is gone soon."""
     end = time.monotonic() + seconds
     while left := left_behind(folder):

@@ -6,24 +6,25 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any, TypeVar
 
-from relax_sdk.errors import ConfigError, RelaxError, RunError
+from relax_sdk.errors import RelaxError, RunError
 from relax_sdk.runtime import Job, Observer
 from relax_server.journal import open_journal
 from relax_server.models.catalog import resolve_model
 from relax_server.roles import shared_memory
 from relax_server.roles.autoscale import Autoscaler
+from relax_server.roles.checks import check_journal, check_modalities
 from relax_server.roles.control import RunControlServer
 from relax_server.roles.field_roles import FieldRoles
+from relax_server.roles.figures import Figures
 from relax_server.roles.fleet import EngineFleet
 from relax_server.roles.host import Host, LocalHost
 from relax_server.roles.layout import RunLayout
+from relax_server.roles.main_roles import MainRoles, RoleDied
 from relax_server.roles.messages import (
     BatchTaken,
-    Beat,
     Begin,
     Continue,
     Died,
@@ -40,8 +41,6 @@ from relax_server.roles.messages import (
     RolloutStats,
     Saved,
     SetEngines,
-    StartPolicy,
-    StartRollout,
     StepDone,
     Stop,
     Train,
@@ -49,7 +48,6 @@ from relax_server.roles.messages import (
     WarmupMade,
     Warn,
 )
-from relax_server.roles.outputs import Outputs, drop_after
 from relax_server.roles.restarts import Restarts
 from relax_server.timeline import Timeline, write_trace
 
@@ -58,20 +56,6 @@ M = TypeVar("M")
 
 START_SECONDS = 180.0
 """For a role to load its model and say that it is ready."""
-
-STEP_SECONDS = 900.0
-"""For one training step once its batch is taken; a trainer that takes longer is restarted."""
-
-SILENCE_SECONDS = 60.0
-"""A rollout process that says nothing for so long is restarted."""
-
-
-class RoleDied(RelaxError):
-    """A role that was being started again has ended; `message` says how."""
-
-    def __init__(self, message: Died) -> None:
-        super().__init__(f"the {message.role} process ended ({message.how})")
-        self.message = message
 
 
 class Controller:
@@ -89,18 +73,19 @@ class Controller:
         self.layout = RunLayout(job.folder)
         self.run_name = job.folder.name
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
-        self.policy = host.role("policy", job.folder, self.hear_policy, threads=job.config.training.threads)
-        self.rollout = host.role("rollout", job.folder, self.inbox.put_nowait)
         self.model_path: Path = host.model(resolve_model(job.config.model, job.config.seed), job.folder)
         exchange = host.exchange(job.folder)
-        self.weights_root, self.features = exchange.root, exchange.features
-        self.restarts = Restarts(job.how_to_resume)
+        self.weights_root = exchange.root
+        restarts, told = Restarts(job.how_to_resume), self.inbox.put_nowait
+        self.roles = MainRoles(job, host, restarts, self.model_path, exchange, self.hear_policy, told, observer.warn)
+        self.policy, self.rollout = self.roles.policy, self.roles.rollout
+        self.fields = FieldRoles(job, host, restarts, self.model_path, exchange.features, told, observer.warn)
         self.engines = EngineFleet(
             job,
             host,
             self.model_path,
-            self.restarts,
-            self.features,
+            restarts,
+            exchange.features,
             stage=observer.stage,
             warn=observer.warn,
             changed=self.engines_changed,
@@ -109,19 +94,14 @@ class Controller:
         self.control = RunControlServer(job.folder, self.engines, lambda: self.stats.get("engines", []))
         batch = job.config.rollout.groups_per_step
         self.autoscaler = Autoscaler(job.config.autoscale, batch, self.engines, observer.warn)
-        self.fields = FieldRoles(job, host, self.restarts, self.model_path, self.features, self.inbox.put_nowait, observer.warn)
         self.weights: Path | None = None
         self.timeline = Timeline(self.layout.timeline, "controller")
         self.step = 0
         self.trained = 0
         """The last step that the trainer told of; ahead of `step` while weights are loaded."""
         self.dropped = 0
-        self.metrics: dict[int, dict[str, Any]] = {}
+        self.figures = Figures(self.layout, observer)
         self.stats: dict[str, Any] = {}
-        self.stats_at = time.monotonic()
-        self.policy_at: float | None = None
-        """When the trainer was heard of last, once it trains."""
-        self.policy_waits = False
         self.looked_at = 0.0
         self.awaits_devices = False
         """Colocate: the trainer has its batch and waits for the engines' memory."""
@@ -129,7 +109,6 @@ class Controller:
         self.stop_requested = asyncio.Event()
         self.has_eval = False
         self.saved_last = False
-        self.generated: deque[tuple[float, int]] = deque(maxlen=8)
 
     # ----------------------------------------------------------------------------------------------------------------- run
 
@@ -145,7 +124,6 @@ class Controller:
         except BaseException:
             shared_memory.remove(self.weights_root)
             raise
-        self.outputs: Outputs | None = None
         health: asyncio.Task[None] | None = None
         try:
             await self.start()
@@ -160,21 +138,20 @@ class Controller:
 
     async def start(self) -> None:
         """Start all roles and bring them to the same weights."""
-        self.check_modalities()
-        self.check_journal()
+        check_modalities(self.job, self.model_path)
+        check_journal(self.job, self.host.journal, self.journal)
         self.observer.stage("starting engine, trainer and environment")
         checkpoint = (self.layout.checkpoints() or [None])[-1] if self.job.resume else None
         if self.job.resume and checkpoint is None:
             self.observer.warn("no checkpoint in this folder yet: beginning at step 0")
-        await self.start_policy(checkpoint)
-        await self.start_rollout()
+        await self.roles.start_policy(checkpoint)
+        await self.roles.start_rollout(self.engines)
         await self.engines.start(self.config.engines)
         rollout = await self.expect(RolloutReady)
         self.has_eval = rollout.has_eval
         ready = await self.expect(PolicyReady)
         self.step, self.weights = ready.step, ready.weights
-        drop_after(self.layout.metrics, self.step)
-        self.outputs = Outputs(self.layout)
+        self.figures.begin(self.step)
         if checkpoint is None and self.config.warmup.steps and rollout.has_warmup:
             await self.warm_up()
         await self.fields.follow(ready.cluster)
@@ -193,7 +170,7 @@ class Controller:
         self.dropped = self.journal.counts(self.run_name).stale
         self.rollout.send(Begin(self.engines.version, self.consumed, self.dropped))
         self.policy.send(Train())
-        self.heard_of_policy()
+        self.roles.policy_is_well()
         self.observer.stage("waiting for the first groups" if self.step == 0 else f"going on at step {self.step}")
         while True:
             message = await self.next_event()
@@ -209,7 +186,7 @@ class Controller:
         """The last held-out evaluation, with the final weights."""
         while self.evaluating - {self.step}:
             await self.handle(await self.next_event())
-        if self.has_eval and "eval_reward" not in self.metrics.get(self.step, {}):
+        if self.has_eval and not self.figures.is_evaluated(self.step):
             self.observer.stage("held-out evaluation of the final weights")
             self.ask_evaluation(self.step)
             while self.step in self.evaluating:
@@ -222,8 +199,7 @@ class Controller:
             self.rollout.stop(), self.policy.stop(), self.engines.stop(), self.fields.stop(), return_exceptions=True
         )
         shared_memory.remove(self.weights_root)
-        if self.outputs is not None:
-            self.outputs.close()
+        self.figures.close()
         self.journal.close()
         self.timeline.close()
         with contextlib.suppress(OSError):  # no room for it: the run itself is whole
@@ -238,24 +214,6 @@ class Controller:
     def consumed(self) -> int:
         return self.step * self.config.rollout.groups_per_step
 
-    def check_modalities(self) -> None:
-        """Refuse an environment whose media the model cannot take."""
-        from relax_server.models.processor import Processor
-
-        needed, cls = set(self.job.spec.load().modalities), self.job.spec.id
-        missing = needed - Processor.load(self.model_path).modalities
-        if missing:
-            raise ConfigError(
-                f"environment {cls} shows {sorted(needed)}, but the model {self.config.model} takes no {sorted(missing)}"
-            )
-
-    def check_journal(self) -> None:
-        """Refuse a journal of several runs that has one of this name."""
-        if self.host.journal is not None and not self.job.resume and self.journal.groups(self.run_name, limit=1):
-            raise ConfigError(
-                f"the journal holds a run named {self.run_name!r} already; give the folder of this one another name"
-            )
-
     # -------------------------------------------------------------------------------------------------------------- events
 
     async def next_event(self) -> Any:
@@ -269,26 +227,15 @@ class Controller:
                 continue
 
     def look_for_hangs(self) -> None:
-        """Kill a role that was not heard of for too long; its end is then an event like any other."""
+        """Kill the roles that were not heard of for too long."""
         now = self.looked_at = time.monotonic()
-        if now - self.stats_at > SILENCE_SECONDS and self.rollout.alive():
-            self.observer.warn(f"the rollout process said nothing for {SILENCE_SECONDS:.0f} s; restarting it")
-            self.stats_at = now
-            self.rollout.kill()
-        limit = SILENCE_SECONDS if self.policy_waits else STEP_SECONDS
-        if self.policy_at is not None and now - self.policy_at > limit and self.policy.alive():
-            self.observer.warn(f"the trainer said nothing for {limit:.0f} s; restarting it")
-            self.policy_at = None
-            self.policy.kill()
+        self.roles.look_for_hangs(now)
         self.fields.look_for_hangs(now)
 
     def hear_policy(self, message: Any) -> None:
         if isinstance(message, StepDone):
             self.trained = message.step
         self.inbox.put_nowait(message)
-
-    def heard_of_policy(self, waits: bool = False) -> None:
-        self.policy_at, self.policy_waits = time.monotonic(), waits
 
     async def expect(self, kind: type[M], seconds: float = START_SECONDS, again: str = "") -> M:
         """Wait for one kind of message during the start; others are kept for later or handled as failures.
@@ -327,20 +274,20 @@ class Controller:
     async def handle(self, message: Any) -> None:
         """React to one event."""
         self.autoscaler.hear(message)
-        if isinstance(message, (Beat, BatchTaken, StepDone, Saved)):
-            self.heard_of_policy(waits=isinstance(message, Beat) and message.waiting)
+        self.roles.hear(message)
         if isinstance(message, BatchTaken) and self.config.mode == "colocate":
             self.awaits_devices = True
             await self.free_devices()
         elif isinstance(message, StepDone):
             await self.step_done(message)
         elif isinstance(message, RolloutStats):
-            self.stats, self.stats_at = message.values, time.monotonic()
+            self.stats = message.values
             await self.count_dropped()
         elif isinstance(message, Evaluating) and self.saved_last:
             self.observer.stage(f"held-out evaluation of the final weights: {message.played}")
         elif isinstance(message, Evaluated):
-            self.evaluated(message)
+            self.evaluating.discard(message.step)
+            self.figures.evaluated(message, newest=self.step)
             await self.free_devices()
         elif isinstance(message, EngineLeft):
             self.engines.left(message.url)
@@ -354,13 +301,12 @@ class Controller:
             if not self.saved_last:
                 await self.fields.restart(message)
         elif isinstance(message, Died) and not (message.role == "policy" and self.saved_last):
-            await self.restart(message)
+            await self.roles.restart(message, self.restart_policy if message.role == "policy" else self.restart_rollout)
 
     def raise_failure(self, message: Failed | Died) -> None:
         if isinstance(message, Failed):
             raise RunError(f"{message.text} (logs: {self.job.folder / 'logs'})")
-        tail = (self.policy if message.role == "policy" else self.rollout).log_tail()
-        raise RunError(f"the {message.role} process ended ({message.how}); end of {message.log}:\n{tail}")
+        raise self.roles.ended(message)
 
     async def step_done(self, message: StepDone) -> None:
         """New weights are out: load them, tell the rollout, write the figures.
@@ -375,13 +321,9 @@ class Controller:
         pause = await self.load_weights() if newest or evaluated else 0.0
         await self.count_dropped(tell=False)
         self.tell_rollout()
-        metrics = {"step": self.step, "time": time.time()} | message.metrics
-        metrics |= dict(seconds_load=pause, dropped_total=self.dropped, tokens_per_second=self.token_rate(metrics))
-        metrics["engines"] = len(self.engines.urls)
+        metrics = message.metrics | {"seconds_load": pause, "dropped_total": self.dropped, "engines": len(self.engines.urls)}
         metrics |= {f"rollout_{k}": v for k, v in self.stats.items() if isinstance(v, (int, float))}
-        self.metrics[self.step] = metrics
-        self.metrics.pop(self.step - 512, None)
-        self.write(metrics)
+        self.figures.add(self.step, metrics)
         if evaluated:
             self.ask_evaluation(self.step)
 
@@ -397,43 +339,12 @@ class Controller:
         dropped = (await asyncio.to_thread(self.journal.counts, self.run_name)).stale
         if dropped != self.dropped:
             self.dropped = dropped
-            if tell and self.outputs is not None:
+            if tell and self.figures.begun:
                 self.tell_rollout()
-
-    def token_rate(self, metrics: dict[str, Any]) -> float:
-        """Response tokens trained on per second, over the last few steps."""
-        self.generated.append((time.monotonic(), int(metrics.get("n_response_tokens", 0))))
-        if len(self.generated) < 2:
-            return 0.0
-        (first, _), (last, _) = self.generated[0], self.generated[-1]
-        return sum(n for _, n in list(self.generated)[1:]) / max(last - first, 1e-6)
-
-    def write(self, metrics: dict[str, Any]) -> None:
-        assert self.outputs is not None
-        self.outputs.write(metrics)
-        self.observer.step(metrics)
 
     def ask_evaluation(self, step: int) -> None:
         self.evaluating.add(step)
         self.rollout.send(Evaluate(step, "eval", self.config.eval.limit))
-
-    def evaluated(self, message: Evaluated) -> None:
-        self.evaluating.discard(message.step)
-        result = message.result
-        row = self.metrics.setdefault(message.step, {"step": message.step, "time": time.time()})
-        row |= dict(
-            eval_reward=result.mean_reward,
-            eval_ci95=result.ci95,
-            eval_n=result.n,
-            eval_components=result.components,
-            eval_failures=result.failures,
-            eval_version_min=message.version_min,
-            eval_version_max=message.version_max,
-        )
-        assert self.outputs is not None
-        self.outputs.write(row)
-        latest = self.metrics.get(self.step, row)
-        self.observer.step(latest | {"eval_reward": result.mean_reward})
 
     # ------------------------------------------------------------------------------------------------------------- weights
 
@@ -462,38 +373,6 @@ class Controller:
 
     # ------------------------------------------------------------------------------------------------------------ processes
 
-    async def start_policy(self, checkpoint: Path | None) -> None:
-        await self.policy.start(
-            StartPolicy(
-                self.config,
-                self.run_name,
-                self.job.folder,
-                self.model_path,
-                self.weights_root,
-                checkpoint,
-                self.features,
-                self.host.journal,
-            )
-        )
-
-    async def start_rollout(self) -> None:
-        await self.rollout.start(
-            StartRollout(
-                self.job.spec,
-                self.job.agent,
-                self.config,
-                self.run_name,
-                self.job.folder,
-                self.model_path,
-                self.engines.urls,
-                train=True,
-                features=self.features,
-                journal=self.host.journal,
-                attached=self.engines.attached,
-            )
-        )
-        self.stats_at = time.monotonic()
-
     def engines_changed(self, drain: float) -> None:
         """Other engines than before: the rollout leaves those that are gone."""
         self.rollout.send(SetEngines(self.engines.urls, self.engines.attached, drain))
@@ -502,37 +381,23 @@ class Controller:
         """No engine can be had any more: the run ends with the error."""
         self.inbox.put_nowait(Failed(str(error), fatal=True))
 
-    async def restart(self, message: Died) -> None:
-        """Start a role again that died; the journal makes sure that nothing is lost or trained twice.
-
-        Raises:
-            RunError: it died too often, or cannot be started.
-        """
-        process = self.policy if message.role == "policy" else self.rollout
-        while True:
-            self.restarts.count(message.role, f"the last time {message.how}; end of {message.log}:\n{process.log_tail()}")
-            self.observer.warn(f"the {message.role} process ended ({message.how}); starting it again")
-            try:
-                await (self.restart_policy() if message.role == "policy" else self.restart_rollout())
-                return
-            except RoleDied as died:  # while it was starting
-                message = died.message
-
     async def restart_rollout(self) -> None:
-        await self.start_rollout()
+        """Start the rollout again where the run is now."""
+        await self.roles.start_rollout(self.engines)
         await self.expect(RolloutReady, again="rollout")
         self.rollout.send(Begin(self.engines.version, self.consumed, self.dropped))
         for step in self.evaluating:
             self.rollout.send(Evaluate(step, "eval", self.config.eval.limit))
 
     async def restart_policy(self) -> None:
-        self.policy_at, self.awaits_devices = None, False
+        """Start the trainer again at its last checkpoint."""
+        self.awaits_devices = False
         await self.fields.leave()
-        await self.start_policy((self.layout.checkpoints() or [None])[-1])
+        await self.roles.start_policy((self.layout.checkpoints() or [None])[-1])
         ready = await self.expect(PolicyReady, again="policy")
         self.step, self.weights = ready.step, ready.weights
         await self.fields.follow(ready.cluster)
         await self.load_weights()
         self.tell_rollout()
         self.policy.send(Stop() if self.stop_requested.is_set() else Train())
-        self.heard_of_policy()
+        self.roles.policy_is_well()

@@ -1,0 +1,41 @@
+"""What is refused before a run begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from relax_sdk.errors import ConfigError
+from relax_sdk.runtime import Job
+from relax_server.journal.base import Journal
+
+
+def check_modalities(job: Job, model_path: Path) -> None:
+    """Refuse an environment whose media the model cannot take.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    from relax_server.models.processor import Processor
+
+    needed = set(job.spec.load().modalities)
+    missing = needed - Processor.load(model_path).modalities
+    if missing:
+        raise ConfigError(
+            f"environment {job.spec.id} shows {sorted(needed)}, but the model {job.config.model} takes no {sorted(missing)}"
+        )
+
+
+def check_journal(job: Job, shared: str | None, journal: Journal) -> None:
+    """Refuse a journal of several runs that has one of this name.
+
+    Args:
+        job: the run.
+        shared: where the journal is, if it is not the run's own.
+        journal: open.
+
+    Raises:
+        ConfigError: it has.
+    """
+    name = job.folder.name
+    if shared is not None and not job.resume and journal.groups(name, limit=1):
+        raise ConfigError(f"the journal holds a run named {name!r} already; give the folder of this one another name")

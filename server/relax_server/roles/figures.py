@@ -1,0 +1,86 @@
+"""The figures of a run by step: written to its folder, and shown."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from relax_sdk.runtime import Observer
+from relax_server.roles.layout import RunLayout
+from relax_server.roles.messages import Evaluated
+from relax_server.roles.outputs import Outputs, drop_after
+
+KEPT = 512
+"""Steps whose figures may still be completed by an evaluation."""
+
+
+class Figures:
+    """What is known of the last steps.
+
+    Args:
+        layout: of the run.
+        observer: is shown them.
+    """
+
+    def __init__(self, layout: RunLayout, observer: Observer) -> None:
+        self._layout, self._observer = layout, observer
+        self._rows: dict[int, dict[str, Any]] = {}
+        self._generated: deque[tuple[float, int]] = deque(maxlen=8)
+        self._outputs: Outputs | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether steps can be written."""
+        return self._outputs is not None
+
+    def begin(self, step: int) -> None:
+        """Go on after a step; what an earlier start has written of later ones is dropped."""
+        drop_after(self._layout.metrics, step)
+        self._outputs = Outputs(self._layout)
+
+    def add(self, step: int, metrics: dict[str, Any]) -> None:
+        """A step is done."""
+        row = {"step": step, "time": time.time()} | metrics
+        row["tokens_per_second"] = self._token_rate(row)
+        self._rows[step] = row
+        self._rows.pop(step - KEPT, None)
+        self._write(row)
+        self._observer.step(row)
+
+    def evaluated(self, message: Evaluated, newest: int) -> None:
+        """An evaluation has ended, of a step that may not be the newest."""
+        result = message.result
+        row = self._rows.setdefault(message.step, {"step": message.step, "time": time.time()})
+        row |= dict(
+            eval_reward=result.mean_reward,
+            eval_ci95=result.ci95,
+            eval_n=result.n,
+            eval_components=result.components,
+            eval_failures=result.failures,
+            eval_version_min=message.version_min,
+            eval_version_max=message.version_max,
+        )
+        self._write(row)
+        self._observer.step(self._rows.get(newest, row) | {"eval_reward": result.mean_reward})
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether there is a held-out reward of it."""
+        return "eval_reward" in self._rows.get(step, {})
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._outputs is not None:
+            self._outputs.close()
+
+    def _write(self, row: dict[str, Any]) -> None:
+        assert self._outputs is not None
+        self._outputs.write(row)
+
+    def _token_rate(self, row: dict[str, Any]) -> float:
+        """Response tokens trained on per second, over the last few steps."""
+        self._generated.append((time.monotonic(), int(row.get("n_response_tokens", 0))))
+        if len(self._generated) < 2:
+            return 0.0
+        (first, _), (last, _) = self._generated[0], self._generated[-1]
+        return sum(n for _, n in list(self._generated)[1:]) / max(last - first, 1e-6)
