@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from our_processes import children
 from relax_server.journal import open_journal
 from relax_server.roles.controller import Controller
 from relax_server.roles.layout import RunLayout
@@ -113,5 +113,5 @@ async def going(folder: Path, **settings: Any) -> AsyncIterator[Going]:
     counts = open_journal(RunLayout(run.folder).journal).counts(run.folder.name)
     assert counts.acked == len(heard.steps) * config.rollout.groups_per_step and counts.leased == 0
     assert not (run.folder / CONTROL).exists()
-    mine = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    mine = [" ".join(command) for command in children(recursive=True).values()]
     assert not [command for command in mine if str(run.folder) in command or "roles.child" in command]

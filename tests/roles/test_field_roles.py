@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from our_processes import children
 from relax_server.journal import open_journal
 from relax_server.roles.layout import RunLayout
 
@@ -87,7 +87,7 @@ def same_losses(local: relax.Run, queued: relax.Run) -> None:
 
 
 def kill(role: str) -> int:
-    (victim,) = [p for p in psutil.Process().children() if p.cmdline()[2:4] == ["relax_server.roles.child", role]]
+    (victim,) = [p for p, command in children().items() if command[2:4] == ["relax_server.roles.child", role]]
     os.kill(victim.pid, signal.SIGKILL)
     return victim.pid
 

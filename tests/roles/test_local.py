@@ -1,7 +1,6 @@
 """Whole runs on this machine: real engine, journal, trainer and environment processes, at the smallest sizes."""
 
 import asyncio
-import contextlib
 import itertools
 import json
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from our_processes import children
 from relax_server.journal import open_journal
 from relax_server.roles.layout import RunLayout
 
@@ -44,11 +44,9 @@ def trainer(folder: Path, env: str = "tone-v0", **settings) -> relax.Trainer:
 
 def left_behind() -> list[str]:
     """Processes of ours, and weights in shared memory."""
-    me, names = psutil.Process(), []
-    others = {s.pid for p in me.children() if "serve" in p.cmdline() for s in (p, *p.children(recursive=True))}  # of tests/api
-    for process in me.children(recursive=True):
-        if process.pid not in others and process.status() != psutil.STATUS_ZOMBIE:
-            names.append(" ".join(process.cmdline()))
+    serving = [process for process, command in children().items() if "serve" in command]  # of tests/api
+    others = {process.pid for server in serving for process in (server, *server.children(recursive=True))}
+    names = [" ".join(command) for process, command in children(recursive=True).items() if process.pid not in others]
     shared = [str(p) for p in Path("/dev/shm").glob(f"relax-{os.getpid()}-*")]
     return [n for n in names if "relax_server" in n] + shared
 
@@ -182,7 +180,7 @@ def test_larger_staleness_is_kept_within_its_bound(tmp_path):
 
 def send_signal(role: str, number: int) -> int:
     """Signal the one process of a role; returns its id."""
-    (victim,) = [p for p in psutil.Process().children() if role in " ".join(p.cmdline())]
+    (victim,) = [process for process, command in children().items() if role in " ".join(command)]
     victim.send_signal(number)
     return victim.pid
 
@@ -220,11 +218,10 @@ def test_killing_what_is_just_being_started_loses_nothing(tmp_path, role):
     def kill_next() -> None:
         end = time.monotonic() + 60
         while len(killed) < 2 and time.monotonic() < end:
-            for process in psutil.Process().children():
-                with contextlib.suppress(psutil.Error):
-                    if process.pid not in killed and role in " ".join(process.cmdline()):
-                        process.kill()
-                        killed.append(process.pid)
+            for process, command in children().items():
+                if process.pid not in killed and role in " ".join(command):
+                    process.kill()
+                    killed.append(process.pid)
 
     killed: list[int] = []
     watch, run = fit_watched(trainer(tmp_path / "run"), 6, kill)
@@ -251,8 +248,8 @@ def test_a_process_that_hangs_is_replaced(tmp_path, monkeypatch, role):
 
 def test_an_engine_lost_too_often_ends_the_run(tmp_path, monkeypatch):
     def kill(step: int) -> None:
-        for process in psutil.Process().children():
-            if "engines.embedded" in " ".join(process.cmdline()):
+        for process, command in children().items():
+            if "engines.embedded" in " ".join(command):
                 process.send_signal(signal.SIGKILL)
 
     monkeypatch.setattr("relax_server.roles.restarts.MAX_RESTARTS", 0)
