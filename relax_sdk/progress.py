@@ -16,6 +16,8 @@ PLAIN_EVERY = 5.0
 """Seconds between plain lines."""
 TICK = 1.0
 """Seconds between two looks at a line on which only the time has changed."""
+CLOSE_SECONDS = 5.0
+"""For a line that is just being shown; whoever reads it may have stopped."""
 
 
 class Display:
@@ -210,7 +212,7 @@ class Waiting:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._clock.join()
+        self._clock.join(CLOSE_SECONDS)
         self._display.close()
 
 

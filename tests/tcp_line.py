@@ -67,5 +67,6 @@ async def line_to(url: str) -> AsyncIterator[Line]:
     try:
         yield line
     finally:
-        line.cut("reset")
         server.close()
+        line.cut("reset")
+        line.mend()  # nothing waits for it any more
