@@ -1,14 +1,15 @@
 """SIGKILL of every process of a run at random moments: how long until it trains again, and is anything lost or trained twice?
 
     python -m benchmarks.chaos [--times 20] [--roles nothing engine policy rollout controller] [--env tone-v0]
-    python -m benchmarks.chaos --runtime ray --bus transfer_queue [--roles engine … node … storage]
+    python -m benchmarks.chaos --runtime ray --bus transfer_queue [--roles engine … node … reference … storage]
 
 Every run goes on to step 150 at least and is then stopped; *held-out* is what its last weights get on 256 held-out tasks, the
 lowest and the mean of the runs. The row *nothing* is of as many runs in which nothing is killed.
 
 With `--runtime ray` the controller is an actor, which the program starts again; the *program* is what the user started, and is
 resumed by hand, as the controller is where there is no Ray. A *node* is one of three raylets of this machine, killed with all
-that runs below it; Ray is set to give a node up after five seconds. *Queue* and *storage* are TransferQueue's own actors.
+that runs below it; Ray is set to give a node up after five seconds. With `--bus transfer_queue` the *advantages* and the
+*reference* are roles of their own, and *queue* and *storage* are TransferQueue's own actors.
 """
 
 from __future__ import annotations
@@ -37,8 +38,12 @@ from relax_server.roles.restarts import MAX_RESTARTS
 import relax_sdk as relax
 from benchmarks.report import save
 
-ROLES = {"engine": "engines.embedded", "policy": "roles.child policy", "rollout": "roles.child rollout"}
+ROLES = {"engine": "engines.embedded"} | {
+    role: f"roles.child {role}" for role in ("policy", "rollout", "advantages", "reference")
+}
 """What is in the command line of each on this machine's runtime."""
+ON_QUEUE = ("advantages", "reference")
+"""There only with TransferQueue."""
 ACTORS = {"queue": "ray::Controller", "storage": "ray::SimpleStorageUnit"}
 """TransferQueue's, by the names that Ray gives their processes."""
 NODE = "node"
@@ -156,7 +161,7 @@ class Run:
 
     def candidates(self, role: str) -> Iterator[psutil.Process]:
         """Processes that are this role's."""
-        everywhere = self.runtime == "ray"
+        everywhere = self.runtime == "ray" or role in ACTORS
         for process in psutil.process_iter() if everywhere else psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.Error, OSError):  # one that has ended has no command line
                 command = " ".join(process.cmdline())
@@ -197,10 +202,11 @@ def one_run(
     env: str, role: str, folder: Path, kills: int, rng: random.Random, runtime: str, bus: str
 ) -> tuple[list[float], dict[str, int], float]:
     """Seconds to recover from each kill, what the journal says at the end, and the held-out reward."""
-    nodes = Nodes() if role == NODE else None
-    run = Run(env, folder, 1_000_000, rng.randrange(1000), runtime, bus, nodes)
     seconds: list[float] = []
-    try:
+    with contextlib.ExitStack() as ends:
+        nodes = ends.enter_context(contextlib.closing(Nodes())) if role == NODE else None
+        run = Run(env, folder, 1_000_000, rng.randrange(1000), runtime, bus, nodes)
+        ends.callback(lambda: run.process.kill())  # the last one that was started
         run.wait_for_step(7)  # a checkpoint is there
         for _ in range(kills):
             time.sleep(rng.uniform(0.0, 4.0))
@@ -211,10 +217,6 @@ def one_run(
         run.wait(lambda: steps_done(folder) >= STEPS, f"step {STEPS}")
         run.process.send_signal(signal.SIGINT)
         run.process.wait(LIMIT)
-    finally:
-        run.process.kill()
-        if nodes is not None:
-            nodes.close()
     with relax.Run.load(folder) as trained:
         return seconds, examine(folder), trained.evaluate(limit=TASKS, progress=False).mean_reward
 
@@ -232,14 +234,14 @@ def examine(folder: Path) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--roles", nargs="+", choices=[NOTHING, *ON_RAY, *ACTORS])
+    parser.add_argument("--roles", nargs="+", choices=[NOTHING, *ON_RAY, *ON_QUEUE, *ACTORS])
     parser.add_argument("--env", default="tone-v0")
     parser.add_argument("--runtime", choices=list(BY_HAND), default="local")
     parser.add_argument("--bus", choices=["local", "transfer_queue"], default="local")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    roles = list(ON_RAY) if args.runtime == "ray" else [*ROLES, "controller"]
-    roles += list(ACTORS) if args.bus == "transfer_queue" else []
+    roles = list(ON_RAY) if args.runtime == "ray" else ["engine", "policy", "rollout", "controller"]
+    roles += [*ON_QUEUE, *ACTORS] if args.bus == "transfer_queue" else []
     rng, table = random.Random(args.seed), list[dict[str, Any]]()
     for role in args.roles or [NOTHING, *roles]:
         seconds, held = list[float](), list[float]()

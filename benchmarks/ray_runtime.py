@@ -1,9 +1,11 @@
-"""The same run on this machine's processes and on Ray: until its first step, per step, and until the program has ended.
+"""The same run on this machine's processes and on Ray: until its first token and first step, per step, and until the program
+has ended.
 
     python -m benchmarks.ray_runtime [--times 3] [--steps 30] [--env tone-v0]
 
 Both runtimes start what they need and end it: Ray a cluster of its own. They alternate; figures are medians of the repetitions.
-*Load* is how long the engines take to be brought to new weights.
+*Load* is how long the engines take to be brought to new weights. There is no warm-up: the *first token* is of the engine's
+first forward pass after `fit()` was called.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 import relax_sdk as relax
 from benchmarks.report import save
 from relax_sdk.runtime import find_runtime
+from relax_sdk.spans import read_spans
 
 WARM = 5
 """First steps, which are not judged."""
@@ -26,10 +29,13 @@ WARM = 5
 def one_run(env: str, runtime: str, folder: Path, steps: int) -> dict[str, float]:
     """Seconds of one run."""
     began, started = time.monotonic(), time.time()
-    trainer = relax.Trainer(env, folder=folder, runtime=runtime, eval={"every": 0, "limit": 8})
+    trainer = relax.Trainer(env, folder=folder, runtime=runtime, eval={"every": 0, "limit": 8}, warmup={"steps": 0})
     rows = trainer.fit(steps=steps, progress=False).metrics
     times = [row["time"] for row in rows]
+    spans = [span for name, own in read_spans(folder / "timeline").items() if name.startswith("engine-") for span in own]
+    token = min(span["ts"] for span in spans if span["name"] == "generate") / 1e6
     return {
+        "first token s": token - started,
         "first step s": times[0] - started,
         "step s": statistics.median(b - a for a, b in zip(times[WARM:], times[WARM + 1 :], strict=False)),
         "load s": statistics.median(row["seconds_load"] for row in rows[WARM:]),
