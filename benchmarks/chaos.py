@@ -1,10 +1,13 @@
 """SIGKILL of every process of a run at random moments: how long until it trains again, and is anything lost or trained twice?
 
-    python -m benchmarks.chaos [--times 20] [--roles nothing engine policy rollout controller] [--env tone-v0]
+    python -m benchmarks.chaos [--times 20] [--roles nothing engine policy rollout controller network] [--env tone-v0]
     python -m benchmarks.chaos --runtime ray --bus transfer_queue [--roles engine … node … reference … storage]
 
 Every run goes on to step 150 at least and is then stopped; *held-out* is what its last weights get on 256 held-out tasks, the
 lowest and the mean of the runs. The row *nothing* is of as many runs in which nothing is killed.
+
+*Network* is the line between the run and its only engine, which runs elsewhere: connections break, or nothing comes through, in
+turns, for five seconds; the time counts from when it is mended.
 
 With `--runtime ray` the controller is an actor, which the program starts again; the *program* is what the user started, and is
 resumed by hand, as the controller is where there is no Ray. A *node* is one of three raylets of this machine, killed with all
@@ -37,6 +40,8 @@ from relax_server.roles.restarts import MAX_RESTARTS
 
 import relax_sdk as relax
 from benchmarks.report import save
+from benchmarks.tcp_line import FarEngine
+from relax_sdk.control import RunControl
 
 ROLES = {"engine": "engines.embedded"} | {
     role: f"roles.child {role}" for role in ("policy", "rollout", "advantages", "reference")
@@ -46,14 +51,17 @@ ON_QUEUE = ("advantages", "reference")
 """There only with TransferQueue."""
 ACTORS = {"queue": "ray::Controller", "storage": "ray::SimpleStorageUnit"}
 """TransferQueue's, by the names that Ray gives their processes."""
-NODE = "node"
-ON_RAY = ("engine", "policy", "rollout", "controller", "program", NODE)
+NODE, NETWORK = "node", "network"
+EVERYWHERE = ("engine", "policy", "rollout", "controller", NETWORK)
+ON_RAY = (*EVERYWHERE, "program", NODE)
 BY_HAND = {"local": "controller", "ray": "program"}
 """What nothing starts again: the process that the user has started."""
 KILLS_A_RUN = MAX_RESTARTS - 1
 NOTHING = "nothing"
 GROUPS, LIMIT = 8, 180.0
 """Groups a step; seconds to wait for anything."""
+CUT = 5.0
+"""Seconds that the network is away."""
 AHEAD = {"engine": 3, "rollout": 3}
 """Steps that may still come from before a kill: the one under way, and the two batches played ahead with a staleness of 1."""
 STEPS, TASKS = 150, 256
@@ -110,6 +118,8 @@ class Run:
         settings += [f"ray.address={nodes.address}"] if nodes is not None else []
         sets = [part for setting in settings for part in ("--set", setting)]
         self.more = ["--runtime", runtime]
+        self.far: FarEngine | None = None
+        self.cuts = 0
         first = ["train", env, "--folder", str(folder), "--steps", str(steps), "--seed", str(seed), "--bus", bus]
         first += [*sets, *self.more]
         self.process = self.start(first)
@@ -189,6 +199,13 @@ class Run:
             killed, at = time.monotonic(), time.time()
             self.nodes.kill(mine)
             self.wait_for_rows(max(AHEAD.values()) + 1, lambda row: row["time"] > at)
+        elif self.far is not None:
+            self.far.cut("silent" if self.cuts % 2 else "reset")
+            self.cuts += 1
+            time.sleep(CUT)
+            self.far.mend()
+            killed, at = time.monotonic(), time.time()
+            self.wait_for_rows(AHEAD["engine"] + 1, lambda row: row["time"] > at)
         else:
             victim = self.process_of(role)
             os.kill(victim.pid, signal.SIGKILL)
@@ -196,6 +213,21 @@ class Run:
             self.process_of(role, victim.pid)
             self.wait_for_rows(AHEAD.get(role, 1) + 1, lambda row: row["time"] > at)
         return time.monotonic() - killed
+
+
+def over_a_line(run: Run) -> FarEngine:
+    """Give a run an engine behind a line that can be cut, and take its own away."""
+    far = FarEngine("relax/tiny-omni", RunLayout(run.folder).media, run.folder.parent / "far.log")
+    with RunControl(run.folder) as control:
+        own = [engine["id"] for engine in control.list()]
+        control.add("far", far.url)
+        states = [control.wait("far", lambda state: state == "current", LIMIT, time.sleep)["state"]]
+        for id in own:
+            control.remove(id)
+            states.append(control.wait(id, lambda state: state == "gone", LIMIT, time.sleep)["state"])
+    if states != ["current"] + ["gone"] * len(own):
+        raise TimeoutError(f"{run.folder}: its engines are {states}; see its logs")
+    return far
 
 
 def one_run(
@@ -208,6 +240,8 @@ def one_run(
         run = Run(env, folder, 1_000_000, rng.randrange(1000), runtime, bus, nodes)
         ends.callback(lambda: run.process.kill())  # the last one that was started
         run.wait_for_step(7)  # a checkpoint is there
+        if role == NETWORK:
+            run.far = ends.enter_context(contextlib.closing(over_a_line(run)))
         for _ in range(kills):
             time.sleep(rng.uniform(0.0, 4.0))
             seconds.append(run.kill(role))
@@ -240,7 +274,7 @@ def main() -> None:
     parser.add_argument("--bus", choices=["local", "transfer_queue"], default="local")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    roles = list(ON_RAY) if args.runtime == "ray" else ["engine", "policy", "rollout", "controller"]
+    roles = [*(ON_RAY if args.runtime == "ray" else EVERYWHERE)]
     roles += [*ON_QUEUE, *ACTORS] if args.bus == "transfer_queue" else []
     rng, table = random.Random(args.seed), list[dict[str, Any]]()
     for role in args.roles or [NOTHING, *roles]:

@@ -11,7 +11,8 @@ from aiohttp import web
 from elastic_run import SMALL, going
 from relax_server.engines.process import EngineProcess
 from relax_server.models.catalog import resolve_model
-from tcp_line import line_to
+
+from benchmarks.tcp_line import line_to
 
 SLOW = 3.0
 """Seconds; a training step of these runs takes about half a second."""

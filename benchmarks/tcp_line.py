@@ -1,10 +1,21 @@
 """A TCP line between two processes that can be cut and mended."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Literal
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
+
+from relax_server.engines.process import EngineProcess
+from relax_server.models.catalog import resolve_model
+
+T = TypeVar("T")
+LIMIT = 120.0
+"""Seconds for a start or an end."""
 
 
 class Line:
@@ -70,3 +81,51 @@ async def line_to(url: str) -> AsyncIterator[Line]:
         server.close()
         line.cut("reset")
         line.mend()  # nothing waits for it any more
+
+
+class FarEngine:
+    """An engine of one model in a process of its own, reached over a line that can be cut; both are kept by a thread.
+
+    Args:
+        model: a model folder or a built-in name.
+        media_root: the only folder media paths may point into.
+        log: where the engine's output goes.
+    """
+
+    def __init__(self, model: str, media_root: Path, log: Path) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="far-engine", daemon=True)
+        self._thread.start()
+        self._ends = contextlib.AsyncExitStack()
+        try:
+            self._line = self._do(self._start(model, media_root, log))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        return self._line.url
+
+    def cut(self, how: Literal["reset", "silent"]) -> None:
+        """See `Line`."""
+        self._loop.call_soon_threadsafe(self._line.cut, how)
+
+    def mend(self) -> None:
+        """Everything goes through again."""
+        self._loop.call_soon_threadsafe(self._line.mend)
+
+    def close(self) -> None:
+        """End the engine, the line and the thread."""
+        self._do(self._ends.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(LIMIT)
+
+    async def _start(self, model: str, media_root: Path, log: Path) -> Line:
+        process = EngineProcess(resolve_model(model), log, media_root=media_root)
+        self._ends.push_async_callback(process.stop)
+        await process.start(LIMIT)
+        return await self._ends.enter_async_context(line_to(process.url))
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * LIMIT)
