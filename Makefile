@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install train test test-nightly test-engines .venv-sglang .venv-vllm lint chaos service-chaos clean
+.PHONY: install train test test-nightly test-sglang test-engines .venv-sglang .venv-vllm lint chaos service-chaos clean
 
 install: $(STAMP)
 
@@ -63,6 +63,12 @@ service-chaos: $(STAMP)
 
 .venv-vllm/.installed: server/relax_server/engines/vllm/environment.py | $(STAMP)
 	@$(BIN)/relax engine vllm --install --venv .venv-vllm && touch $@
+
+# What an engine promises, over real SGLang, and what that has of its own. A few minutes.
+SGLANG ?= .venv-sglang
+test-sglang: $(STAMP) $(SGLANG)
+	@RELAX_SGLANG_PYTHON=$(abspath $(SGLANG)) $(BIN)/python -m pytest -k 'not embedded and not vllm' \
+		tests/contract/test_engine_contract.py tests/engines/test_sglang.py
 
 # The contract that all engines keep, over every one of them, and what SGLang and vLLM have of their own. Twenty minutes.
 test-engines: $(STAMP) .venv-sglang .venv-vllm

@@ -107,6 +107,20 @@ async def test_an_answer_waits_for_media_that_another_one_brings(tmp_path: Path)
     assert len({messages[0].media[0].ref for _, messages, _ in begun}) == 1
 
 
+@pytest.mark.parametrize("error, why", [(TimeoutError(), "not done within 120 s"), (OSError(28, "disk full"), "disk full")])
+async def test_media_that_cannot_be_stored_fail_the_question_at_once(tmp_path: Path, error: OSError, why: str) -> None:
+    link, spec = hosted(Echo, tmp_path)
+
+    async def broken(function: Any, *arguments: Any, limit: float) -> Any:
+        raise error
+
+    link._in_thread = broken
+    async with asyncio.timeout(10):
+        with pytest.raises(relax.MediaError, match=f"'{link.env}' in {link.store.root}: .*{why}"):
+            await begin(spec)
+    assert link.waiting == 0
+
+
 async def test_tools_and_their_mistakes(tmp_path: Path) -> None:
     _, spec = hosted(Echo, tmp_path)
     env, *_ = await begin(spec)

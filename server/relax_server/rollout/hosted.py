@@ -140,7 +140,7 @@ class HostLink(ABC):
             for kind, data in reply.media:
                 if kind not in PARTS:
                     raise MediaError(f"the host sent a {kind!r}; there are {', '.join(PARTS)}")
-                ref = await self._in_thread(self._put, kind, data, limit=MEDIA_SECONDS)
+                ref = await self._on_disk(self._put, kind, data)
                 self._remember(ref)
         except RelaxError as error:
             self._fail(reply.id, error)
@@ -148,6 +148,13 @@ class HostLink(ABC):
         if before:
             await asyncio.wait(before)
         self._deliver(reply)
+
+    async def _on_disk(self, function: Callable[..., T], *arguments: Any) -> T:
+        try:
+            return await self._in_thread(function, *arguments, limit=MEDIA_SECONDS)
+        except OSError as error:  # a TimeoutError is one
+            why = f"not done within {MEDIA_SECONDS:.0f} s" if isinstance(error, TimeoutError) else str(error)
+            raise MediaError(f"the media of environment {self.env!r} in {self.store.root}: {why}") from error
 
     def _put(self, kind: str, data: bytes) -> MediaRef:
         return self.store.put(PARTS[kind].from_bytes(data))
@@ -160,7 +167,7 @@ class HostLink(ABC):
     async def _ref(self, sha256: str) -> MediaRef | None:
         ref = self._refs.get(sha256)
         if ref is None:
-            ref = await self._in_thread(self.store.find, sha256, limit=MEDIA_SECONDS)
+            ref = await self._on_disk(self.store.find, sha256)
             if ref is not None:
                 self._remember(ref)
         return ref
