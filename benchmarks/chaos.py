@@ -109,6 +109,12 @@ def _raylet(node: Any) -> int:
     return node.all_processes["raylet"][0].process.pid
 
 
+def _is_there(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 class Run:
     """`relax train` in a process of its own, watched through its folder."""
 
@@ -189,10 +195,13 @@ class Run:
     def kill(self, role: str) -> float:
         """Kill one process; returns the seconds until there is another one and it trains again."""
         if role == BY_HAND[self.runtime]:
+            old = list(self.candidates("policy"))
             self.process.kill()
             self.process.wait()
-            killed, at = time.monotonic(), time.time()
+            killed = time.monotonic()
             self.process = self.start(["train", "--resume", str(self.folder), *self.more])
+            self.wait(lambda: not any(map(_is_there, old)), "without the trainer of before")
+            at = time.time()
             self.wait_for_rows(1, lambda row: row["time"] > at)
         elif self.nodes is not None:
             mine = [process for each in ("engine", "policy", "rollout", "controller") for process in self.candidates(each)]
