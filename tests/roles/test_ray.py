@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import signal
@@ -26,6 +27,7 @@ from relax_sdk.runtime import Job
 ray = pytest.importorskip("ray", reason="the ray runtime is optional: pip install 'relax-gym[server,ray]'")
 
 from ray.cluster_utils import Cluster  # noqa: E402
+from ray.exceptions import ActorUnavailableError  # noqa: E402
 from ray.util.placement_group import placement_group, remove_placement_group  # noqa: E402
 from relax_server.journal import open_journal  # noqa: E402
 from relax_server.roles.channel import pack  # noqa: E402
@@ -246,6 +248,30 @@ async def test_a_run_is_carried_out_once_at_a_time(cluster, tmp_path, monkeypatc
             await second.start(Stop())
     finally:
         await first.stop()
+        host.close()
+
+
+async def test_an_actor_that_is_out_of_reach_does_not_keep_the_name_from_the_next(cluster, tmp_path, monkeypatch):
+    asked, known = [], asyncio.Event()
+
+    async def out_of_reach(stream):
+        asked.append(stream)
+        if len(asked) == 1:
+            raise ActorUnavailableError("no answer from its node", None)
+        first = await anext(stream)
+        known.set()
+        return first
+
+    monkeypatch.setattr("relax_server.roles.ray.role.anext", out_of_reach, raising=False)
+    monkeypatch.setattr("relax_server.roles.ray.role.NAME_SECONDS", 15.0)
+    host = RayHost(tmp_path, relax.RunConfig(env=""), one_machine=True)
+    role = host.role("controller", tmp_path, lambda message: known.set())  # of its end, too
+    try:
+        await role.start(Stop())
+        await asyncio.wait_for(known.wait(), 60)
+        assert len(asked) == 2
+    finally:
+        await role.stop()
         host.close()
 
 

@@ -90,15 +90,16 @@ class RayRole:
         """One actor of a name can live at a time, so that a role which is not known to be gone cannot work beside the next."""
         cls: Any = ray.remote(concurrency_groups={"control": 1})(RoleActor)  # pyright: ignore[reportCallIssue]
         until = time.monotonic() + NAME_SECONDS
-        while True:
+        while self._current(generation):
             try:
                 return cls.options(**self._places.role_options(self.role, self._threads)).remote(self.role)
             except ValueError as error:  # the name is taken
-                if time.monotonic() > until or not self._current(generation):
+                if time.monotonic() > until:
                     raise RunError(
                         f"a {self.role} of this run folder is still there; is the run going on elsewhere?"
                     ) from error
                 await asyncio.sleep(NAME_POLL)
+        raise RunError(f"the {self.role} is not to be started any more")
 
     def _current(self, generation: int) -> bool:
         return generation == self.generation and not self._stopping
@@ -140,6 +141,7 @@ class RayRole:
                 assert isinstance(message, Started)
                 self._pid = message.pid
                 return stream
+            self.kill()  # it may only be out of reach, or be put on another node, and holds the name
             await asyncio.sleep(AGAIN_SECONDS)
             self._actor = await self._create(generation)
 
