@@ -64,11 +64,10 @@ service-chaos: $(STAMP)
 .venv-vllm/.installed: server/relax_server/engines/vllm/environment.py | $(STAMP)
 	@$(BIN)/relax engine vllm --install --venv .venv-vllm && touch $@
 
-# What an engine promises, over real SGLang, and what that has of its own. A few minutes.
+# What an engine promises, over real SGLang. Three minutes.
 SGLANG ?= .venv-sglang
 test-sglang: $(STAMP) $(SGLANG)
-	@RELAX_SGLANG_PYTHON=$(abspath $(SGLANG)) $(BIN)/python -m pytest -k 'not embedded and not vllm' \
-		tests/contract/test_engine_contract.py tests/engines/test_sglang.py
+	@RELAX_SGLANG_PYTHON=$(abspath $(SGLANG)) $(BIN)/python -m pytest -k sglang tests/contract/test_engine_contract.py
 
 # The contract that all engines keep, over every one of them, and what SGLang and vLLM have of their own. Twenty minutes.
 test-engines: $(STAMP) .venv-sglang .venv-vllm
