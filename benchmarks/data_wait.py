@@ -106,7 +106,7 @@ def main() -> None:
         for bus, runs in seen.items():
             row = {"case": case, "bus": bus, "times": len(runs)}
             rows.append(row | {key: statistics.median(run[key] for run in runs) for key in runs[0]})
-        save("data_wait", rows, steps=args.steps, bars={"share": BAR})
+        save("data_wait", rows, key="case", steps=args.steps, bars={"share": BAR})
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def main() -> None:
             with in_shared_memory(model, name) as weights:
                 rows.append(row("embedded", name, model, weights, args.times))
                 if args.sglang is not None:
-                    more = {"python": args.sglang, "flags": ["--context-length", "8192"]}
+                    more = {"python": args.sglang, "flags": ["--context-length", "4096"]}
                     rows.append(row("sglang", name, model, weights, args.times, **more))
         save("weights", rows, bars={"share of a step": SHARE}, times=args.times)
 
