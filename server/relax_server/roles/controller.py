@@ -168,6 +168,7 @@ class Controller:
     async def train(self) -> None:
         """Handle events until the last checkpoint is saved."""
         self.dropped = self.journal.counts(self.run_name).stale
+        self.roles.rollout_is_well()
         self.rollout.send(Begin(self.engines.version, self.consumed, self.dropped))
         self.policy.send(Train())
         self.roles.policy_is_well()
@@ -385,6 +386,7 @@ class Controller:
         """Start the rollout again where the run is now."""
         await self.roles.start_rollout(self.engines)
         await self.expect(RolloutReady, again="rollout")
+        self.roles.rollout_is_well()
         self.rollout.send(Begin(self.engines.version, self.consumed, self.dropped))
         for step in self.evaluating:
             self.rollout.send(Evaluate(step, "eval", self.config.eval.limit))

@@ -58,7 +58,8 @@ class MainRoles:
         self._model_path, self._exchange = model_path, exchange
         self.policy = host.role("policy", job.folder, hear_policy, threads=job.config.training.threads)
         self.rollout = host.role("rollout", job.folder, hear_rollout)
-        self._rollout_at = time.monotonic()
+        self._rollout_at: float | None = None
+        """When the rollout was heard of last, once it is ready."""
         self._policy_at: float | None = None
         """When the trainer was heard of last, once it trains."""
         self._policy_waits = False
@@ -81,8 +82,9 @@ class MainRoles:
         )
 
     async def start_rollout(self, engines: EngineFleet) -> None:
-        """Start the rollout; it begins when it is told to."""
+        """Start the rollout; it begins when it is told to, and is not looked at before it is ready."""
         job = self._job
+        self._rollout_at = None
         await self.rollout.start(
             StartRollout(
                 job.spec,
@@ -98,14 +100,17 @@ class MainRoles:
                 attached=engines.attached,
             )
         )
-        self._rollout_at = time.monotonic()
 
     def hear(self, message: Any) -> None:
         """Note who was heard of."""
         if isinstance(message, (Beat, BatchTaken, StepDone, Saved)):
             self.policy_is_well(waits=isinstance(message, Beat) and message.waiting)
         elif isinstance(message, RolloutStats):
-            self._rollout_at = time.monotonic()
+            self.rollout_is_well()
+
+    def rollout_is_well(self) -> None:
+        """The rollout was heard of."""
+        self._rollout_at = time.monotonic()
 
     def policy_is_well(self, waits: bool = False) -> None:
         """The trainer was heard of; `waits`: for its batch."""
@@ -113,9 +118,9 @@ class MainRoles:
 
     def look_for_hangs(self, now: float) -> None:
         """Kill a role that was not heard of for too long; its end is then an event like any other."""
-        if now - self._rollout_at > SILENCE_SECONDS and self.rollout.alive():
+        if self._rollout_at is not None and now - self._rollout_at > SILENCE_SECONDS and self.rollout.alive():
             self._warn(f"the rollout process said nothing for {SILENCE_SECONDS:.0f} s; restarting it")
-            self._rollout_at = now
+            self._rollout_at = None
             self.rollout.kill()
         limit = SILENCE_SECONDS if self._policy_waits else STEP_SECONDS
         if self._policy_at is not None and now - self._policy_at > limit and self.policy.alive():
