@@ -318,20 +318,23 @@ async def test_an_update_in_the_middle_of_a_response_splits_its_versions(served:
 
 async def test_an_update_does_not_wait_for_what_runs(served: Served):
     """Nobody pauses here: requests go on across the update, those that come after it begin with the new weights."""
-    long = [served.request([sound(), f"story {i}"], max_new_tokens=400, rid=f"long-{i}.") for i in range(4)]
-    running = [asyncio.ensure_future(served.one(request)) for request in long]
-    first = served.engine.stream(served.request([sound(), "story"], max_new_tokens=400), TIMEOUT)
-    async for part in first:
-        if len(part.response_ids) >= 5:
-            break
+    long = [served.request([sound(), f"story {i}"], max_new_tokens=400, rid=f"long-{i}.") for i in range(5)]
+    streams = [served.engine.stream(request, TIMEOUT) for request in long]
+
+    async def read(stream: AsyncIterator[Generation], tokens: int) -> Generation:
+        async for part in stream:
+            if len(part.response_ids) >= tokens:
+                return part
+        raise AssertionError(f"it ended before it had {tokens} tokens")
+
+    await asyncio.gather(*(read(stream, 5) for stream in streams))
+    running = [asyncio.create_task(read(stream, 400)) for stream in streams]
     await served.engine.update_weights(str(served.new.processor.path), 1)
     after = await served.one(served.request([sound(), "later"]))
     served.new.check(after, [sound()])
     assert [span.version for span in after.weight_versions] == [1]
     assert not all(future.done() for future in running)
-    async for rest in first:
-        part = rest
-    for generation in (part, *await asyncio.gather(*running)):
+    for generation in await asyncio.gather(*running):
         assert len(generation.response_ids) == 400
         assert [span.version for span in generation.weight_versions] == [0, 1]
 
