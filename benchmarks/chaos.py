@@ -226,16 +226,18 @@ class Run:
 
 def over_a_line(run: Run) -> FarEngine:
     """Give a run an engine behind a line that can be cut, and take its own away."""
-    far = FarEngine("relax/tiny-omni", RunLayout(run.folder).media, run.folder.parent / "far.log")
-    with RunControl(run.folder) as control:
+    with contextlib.ExitStack() as ends, RunControl(run.folder) as control:
+        far = FarEngine("relax/tiny-omni", RunLayout(run.folder).media, run.folder.parent / "far.log")
+        ends.callback(far.close)
         own = [engine["id"] for engine in control.list()]
         control.add("far", far.url)
         states = [control.wait("far", lambda state: state == "current", LIMIT, time.sleep)["state"]]
         for id in own:
             control.remove(id)
             states.append(control.wait(id, lambda state: state == "gone", LIMIT, time.sleep)["state"])
-    if states != ["current"] + ["gone"] * len(own):
-        raise TimeoutError(f"{run.folder}: its engines are {states}; see its logs")
+        if states != ["current"] + ["gone"] * len(own):
+            raise TimeoutError(f"{run.folder}: its engines are {states}; see its logs")
+        ends.pop_all()  # it is the caller's now
     return far
 
 
