@@ -16,7 +16,8 @@ RAY = {
 """They look at what is left of Ray on the whole machine, so that one worker has them all."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a file share its fixtures, and stay on one worker."""
+    """The tests of a file share its fixtures, and stay on one worker. First, as pytest-xdist reads the groups then."""
     for item in items:
         item.add_marker(pytest.mark.xdist_group("ray" if item.path.name in RAY else str(item.path)))
