@@ -1,10 +1,12 @@
 """SIGKILL of every process of a run at random moments: how long until it trains again, and is anything lost or trained twice?
 
     python -m benchmarks.chaos [--times 20] [--roles nothing engine policy rollout controller network] [--env tone-v0]
-    python -m benchmarks.chaos --runtime ray --bus transfer_queue [--roles engine … node … reference … storage]
+    python -m benchmarks.chaos --runtime ray --bus transfer_queue [--roles engine … node … reference … storage] [--together]
 
 Every run goes on to step 150 at least and is then stopped; *held-out* is what its last weights get on 256 held-out tasks, the
-lowest and the mean of the runs. The row *nothing* is of as many runs in which nothing is killed.
+lowest and the mean of the runs. The row *nothing* is of as many runs in which nothing is killed. Each role has runs of its own;
+with `--together` they are killed in the same runs, in random order, and what a row says of groups and of the held-out reward is
+of all these runs.
 
 *Network* is the line between the run and its only engine, which runs elsewhere: connections break, or nothing comes through, in
 turns, for five seconds; the time counts from when it is mended.
@@ -58,6 +60,8 @@ BY_HAND = {"local": "controller", "ray": "program"}
 """What nothing starts again: the process that the user has started."""
 KILLS_A_RUN = MAX_RESTARTS - 1
 NOTHING = "nothing"
+ALONE = (NOTHING, NODE, NETWORK, "program")
+"""In runs of their own: with a cluster or an engine elsewhere, or another one who starts it again."""
 GROUPS, LIMIT = 8, 180.0
 """Groups a step; seconds to wait for anything."""
 CUT = 5.0
@@ -242,21 +246,21 @@ def over_a_line(run: Run) -> FarEngine:
 
 
 def one_run(
-    env: str, role: str, folder: Path, kills: int, rng: random.Random, runtime: str, bus: str
-) -> tuple[list[float], dict[str, int], float]:
-    """Seconds to recover from each kill, what the journal says at the end, and the held-out reward."""
-    seconds: list[float] = []
+    env: str, kills: list[str], folder: Path, rng: random.Random, runtime: str, bus: str
+) -> tuple[dict[str, list[float]], dict[str, int], float]:
+    """Seconds to recover from each kill, by role; what the journal says at the end; and the held-out reward."""
+    seconds = dict[str, list[float]]()
     with contextlib.ExitStack() as ends:
-        nodes = ends.enter_context(contextlib.closing(Nodes())) if role == NODE else None
+        nodes = ends.enter_context(contextlib.closing(Nodes())) if NODE in kills else None
         run = Run(env, folder, 1_000_000, rng.randrange(1000), runtime, bus, nodes)
         ends.callback(lambda: run.process.kill())  # the last one that was started
         run.wait_for_step(7)  # a checkpoint is there
-        if role == NETWORK:
+        if NETWORK in kills:
             run.far = ends.enter_context(contextlib.closing(over_a_line(run)))
-        for _ in range(kills):
+        for role in kills:
             time.sleep(rng.uniform(0.0, 4.0))
-            seconds.append(run.kill(role))
-            print(f"{role}: killed, trains again after {seconds[-1]:.1f} s", flush=True)
+            seconds.setdefault(role, []).append(run.kill(role))
+            print(f"{role}: killed, trains again after {seconds[role][-1]:.1f} s", flush=True)
         now = time.time()
         run.wait_for_rows(6, lambda row: row["time"] > now)
         run.wait(lambda: steps_done(folder) >= STEPS, f"step {STEPS}")
@@ -284,35 +288,44 @@ def main() -> None:
     parser.add_argument("--runtime", choices=list(BY_HAND), default="local")
     parser.add_argument("--bus", choices=["local", "transfer_queue"], default="local")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--together", action="store_true", help="kill the roles in the same runs, but program, node and network"
+    )
     args = parser.parse_args()
     roles = [*(ON_RAY if args.runtime == "ray" else EVERYWHERE)]
     roles += [*ON_QUEUE, *ACTORS] if args.bus == "transfer_queue" else []
-    rng, table = random.Random(args.seed), list[dict[str, Any]]()
-    for role in args.roles or [NOTHING, *roles]:
-        seconds, held = list[float](), list[float]()
+    roles = args.roles or [NOTHING, *roles]
+    alone = [role for role in roles if role in ALONE or not args.together]
+    rng = random.Random(args.seed)
+    name = "chaos" if (args.runtime, args.bus) == ("local", "local") else f"chaos_{args.runtime}_{args.bus}"
+    for together in filter(None, [[role] for role in alone] + [[role for role in roles if role not in alone]]):
+        seconds, held = {role: list[float]() for role in together}, list[float]()
         found: Counter[str] = Counter()
         for first in range(0, args.times, KILLS_A_RUN):
-            kills = min(KILLS_A_RUN, args.times - first) if role != NOTHING else 0
+            kills = [role for role in together for _ in range(min(KILLS_A_RUN, args.times - first)) if role != NOTHING]
+            rng.shuffle(kills)
             with tempfile.TemporaryDirectory() as temporary:
-                own, end, reward = one_run(args.env, role, Path(temporary) / "run", kills, rng, args.runtime, args.bus)
-            seconds += own
+                own, end, reward = one_run(args.env, kills, Path(temporary) / "run", rng, args.runtime, args.bus)
+            for role, each in own.items():
+                seconds[role] += each
             held.append(reward)
             found.update(end)
-        table.append(
-            {
-                "killed": role,
-                "times": len(seconds),
-                "seconds to train again, median": statistics.median(seconds) if seconds else None,
-                "worst": max(seconds, default=None),
-                "groups taken by the steps": found["taken"],
-                "different groups acked": found["acked"],
-                "left leased": found["leased"],
-                "held-out, lowest": min(held),
-                "mean": statistics.mean(held),
-            }
-        )
-        name = "chaos" if (args.runtime, args.bus) == ("local", "local") else f"chaos_{args.runtime}_{args.bus}"
-        save(name, table, key="killed", bars={"seconds": 15, "different groups acked": "as many as taken"})
+            table = [
+                {
+                    "killed": role,
+                    "times": len(each),
+                    "seconds to train again, median": statistics.median(each) if each else None,
+                    "worst": max(each, default=None),
+                    "roles killed in these runs": len(set(kills)),
+                    "groups taken by the steps": found["taken"],
+                    "different groups acked": found["acked"],
+                    "left leased": found["leased"],
+                    "held-out, lowest": min(held),
+                    "mean": statistics.mean(held),
+                }
+                for role, each in seconds.items()
+            ]
+            save(name, table, key="killed", bars={"seconds": 15, "different groups acked": "as many as taken"})
 
 
 if __name__ == "__main__":
