@@ -301,8 +301,9 @@ def main() -> None:
     for together in filter(None, [[role] for role in alone] + [[role for role in roles if role not in alone]]):
         seconds, held = {role: list[float]() for role in together}, list[float]()
         found: Counter[str] = Counter()
-        for first in range(0, args.times, KILLS_A_RUN):
-            kills = [role for role in together for _ in range(min(KILLS_A_RUN, args.times - first)) if role != NOTHING]
+        a_run = max(args.times, 1) if together == [NETWORK] else KILLS_A_RUN  # nothing has to start again after a cut
+        for first in range(0, args.times, a_run):
+            kills = [role for role in together for _ in range(min(a_run, args.times - first)) if role != NOTHING]
             rng.shuffle(kills)
             with tempfile.TemporaryDirectory() as temporary:
                 own, end, reward = one_run(args.env, kills, Path(temporary) / "run", rng, args.runtime, args.bus)
