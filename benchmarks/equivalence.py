@@ -114,6 +114,7 @@ def draw(runs: list[dict[str, Any]], file: Path) -> None:
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = NAME
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     envs = [env for env in ENVS + MORE if any(run["env"] == env for run in runs)]
     figure, axes = plt.subplots(len(envs), 3, figsize=(13, 3.4 * len(envs)), squeeze=False, layout="constrained")
@@ -122,18 +123,21 @@ def draw(runs: list[dict[str, Any]], file: Path) -> None:
             mine = [run for run in runs if run["env"] == env and run["mode"] == mode]
             if not mine:
                 continue
+            colour = f"C{place}"  # of a mode, whether the others are there or not
             rewards = np.array([run["reward"] for run in mine])
             seconds = np.linspace(0, min(run["seconds"][-1] for run in mine), 60)
             by_time = np.array([np.interp(seconds, run["seconds"], run["reward"]) for run in mine])
             for axis, x, values in ((line[0], mine[0]["step"], rewards), (line[1], seconds, by_time)):
                 mean, deviation = values.mean(0), values.std(0)
-                axis.plot(x, mean, label=mode)
-                axis.fill_between(x, mean - deviation, mean + deviation, alpha=0.15)
+                axis.plot(x, mean, label=mode, color=colour)
+                axis.fill_between(x, mean - deviation, mean + deviation, alpha=0.15, color=colour)
             seen: Counter[str] = Counter()
             for run in mine:
                 seen.update(run["staleness"])
             keys = sorted(seen, key=int)
-            line[2].bar([int(key) + (place - 1.5) * 0.2 for key in keys], [seen[key] / seen.total() for key in keys], 0.2)
+            shares = [seen[key] / seen.total() for key in keys]
+            line[2].bar([int(key) + (place - 1.5) * 0.2 for key in keys], shares, 0.2, color=colour)
+        line[2].xaxis.set_major_locator(MaxNLocator(integer=True))
         line[0].set(title=env, xlabel="steps", ylabel="training reward")
         line[1].set(title=env, xlabel="seconds", ylabel="training reward")
         line[2].set(title=env, xlabel="staleness observed, versions", ylabel="share of samples")
