@@ -27,6 +27,8 @@ AGAIN_SECONDS = 1.0
 
 PLACE_SECONDS = 30.0
 """For Ray to start an actor before the user is told that it waits for room."""
+TOLD_SECONDS = 2.0
+"""For what an engine said of its start to come through once it has started."""
 
 GONE_SECONDS = 20.0
 """For an actor that was killed to be gone; Ray waits 5 s before it ends a process that does not answer."""
@@ -230,6 +232,7 @@ class RayEngine:
             telling = asyncio.create_task(self._listen(actor))
             try:
                 self._url, self.pid = await asyncio.wait_for(actor.start.remote(timeout), timeout)
+                await asyncio.wait({telling}, timeout=TOLD_SECONDS)  # its last words may come after its answer
                 break
             except (RayError, TimeoutError) as error:
                 ray.kill(self._actor)
