@@ -45,6 +45,7 @@ from relax_sdk.errors import (
     TokenError,
     TrainingError,
 )
+from relax_sdk.evaluation import Evaluation
 from relax_sdk.gymnasium_env import from_gymnasium
 from relax_sdk.hosting import Hosting, host
 from relax_sdk.judge import Judge
@@ -52,7 +53,7 @@ from relax_sdk.media import Audio, Image, MediaLimits, MediaRef, MediaStore, Vid
 from relax_sdk.messages import AssistantMessage, Message, Text, ToolCall
 from relax_sdk.registry import EnvSpec, get_spec, list_envs, register
 from relax_sdk.rewards import Rubric, reward
-from relax_sdk.run import Evaluation, Run
+from relax_sdk.run import Run
 from relax_sdk.session import Agent, Session, StepOutcome
 from relax_sdk.tools import ToolResult, tool
 from relax_sdk.trainer import Trainer

@@ -6,13 +6,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from relax_sdk.errors import ConfigError
+from relax_sdk.findings import Finding
+from relax_sdk.run import Run
 from relax_sdk.spans import Spans, read_spans
 
 if TYPE_CHECKING:
@@ -25,19 +26,6 @@ WARM = 3
 
 NOT_ENVIRONMENT = frozenset({"generate", "queued", "total"})
 """Times of an episode that are not spent in the environment's code."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing the doctor saw."""
-
-    level: Literal["ok", "note", "problem"]
-    what: str
-    advice: str = ""
-
-    def __str__(self) -> str:
-        mark = {"ok": "  ", "note": "- ", "problem": "! "}[self.level]
-        return mark + self.what + (f"\n    {self.advice}" if self.advice else "")
 
 
 # ------------------------------------------------------------------------------------------------------------ the machine
@@ -114,8 +102,6 @@ def examine_run(folder: Path) -> list[Finding]:
     Raises:
         ConfigError: not a run folder, or it has too few steps to say anything.
     """
-    from relax_sdk.run import Run
-
     run = Run.load(folder)
     rows = [row for row in run.metrics if "seconds_step" in row]
     if len(rows) < WARM + 2:

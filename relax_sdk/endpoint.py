@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
+from relax_sdk.config import RunConfig
+from relax_sdk.env import Env
 from relax_sdk.errors import ConfigError
-from relax_sdk.run import Evaluation
+from relax_sdk.evaluation import Evaluation
+from relax_sdk.progress import Waiting
+from relax_sdk.registry import EnvSpec
+from relax_sdk.runtime import Tell, find_runtime
+from relax_sdk.trainer import Trainer
 from relax_sdk.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from relax_sdk.env import Env
-    from relax_sdk.registry import EnvSpec
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,17 @@ class Endpoint:
             ConfigError: there is no such split, or a setting that the OpenAI API has no word for.
             RunError: no episode was usable.
         """
-        from relax_sdk.progress import Waiting
-        from relax_sdk.runtime import EndpointPlayer, find_runtime
-        from relax_sdk.trainer import Trainer
-
         trainer = Trainer(env, **settings)  # type: ignore[arg-type]
         player = cast(EndpointPlayer, find_runtime("local"))
         with Waiting(f"evaluation of {trainer.spec.id} [{split}] with {self.model}", progress) as waiting:
             return player.evaluate_endpoint(trainer.spec, trainer.config, self, split, limit, waiting.tell)
+
+
+class EndpointPlayer(Protocol):
+    """Plays with models that run elsewhere; the `local` runtime does."""
+
+    def evaluate_endpoint(
+        self, spec: EnvSpec, config: RunConfig, endpoint: Endpoint, split: str, limit: int | None, tell: Tell
+    ) -> EndpointEvaluation:
+        """Play a split; no engine is started."""
+        ...

@@ -5,56 +5,24 @@ from __future__ import annotations
 import atexit
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relax_sdk.config import RunConfig, SamplingParams
+from relax_sdk.config import RunConfig, SamplingParams, run_config_from_dict
 from relax_sdk.errors import ConfigError, RunError
+from relax_sdk.evaluation import Evaluation
 from relax_sdk.messages import AssistantMessage, Message, as_messages
+from relax_sdk.progress import Waiting
+from relax_sdk.registry import get_spec
+from relax_sdk.runtime import Job, ModelSession, Runtime, Tell, find_runtime, silent
 
 if TYPE_CHECKING:
     import pandas
-
-    from relax_sdk.runtime import Job, ModelSession, Runtime, Tell
 
 METRICS = "metrics.jsonl"
 CONFIG = "config.json"
 WEIGHTS = "hf"
 PLOT = "reward.png"
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One greedy pass over a split."""
-
-    mean_reward: float
-    ci95: float
-    """Half width of the 95% normal interval of the mean."""
-    n: int
-    """Episodes."""
-    components: dict[str, float] = field(default_factory=dict)
-    """Mean of every reward component."""
-    failures: dict[str, int] = field(default_factory=dict)
-    """Episodes that failed, by kind; they count with reward 0."""
-
-    def __str__(self) -> str:
-        failed = f", {sum(self.failures.values())} failed" if self.failures else ""
-        return f"{self.mean_reward:.3f} ± {self.ci95:.3f} (n={self.n}{failed})"
-
-
-@dataclass(frozen=True)
-class Played:
-    """How far an evaluation is."""
-
-    episodes: int
-    of: int
-    reward: float
-    """Their sum; an episode that failed every time has 0."""
-
-    def __str__(self) -> str:
-        mean = f", mean reward {self.reward / self.episodes:.3f}" if self.episodes else ""
-        return f"{self.episodes} of {self.of} episodes{mean}"
 
 
 class Run:
@@ -74,10 +42,6 @@ class Run:
         Raises:
             ConfigError: not a run folder.
         """
-        from relax_sdk.config import run_config_from_dict
-        from relax_sdk.registry import get_spec
-        from relax_sdk.runtime import Job
-
         folder = Path(folder)
         try:
             raw = json.loads((folder / CONFIG).read_text())
@@ -136,8 +100,6 @@ class Run:
         Raises:
             RunError: the environment has no such split, or the engine cannot start.
         """
-        from relax_sdk.progress import Waiting
-
         with Waiting(f"evaluation of {self.config.env} [{split}]", progress) as waiting:
             return self._open(waiting.tell).evaluate(split, limit or self.config.eval.limit, waiting.tell)
 
@@ -150,13 +112,9 @@ class Run:
         """
         chosen = sampling or SamplingParams(max_new_tokens=self.config.sampling.max_new_tokens, temperature=0.0)
         prompt: list[Message] = as_messages(messages)
-        from relax_sdk.runtime import silent
-
         return self._open(silent).generate(prompt, chosen)
 
     def _open(self, tell: Tell) -> ModelSession:
-        from relax_sdk.runtime import find_runtime
-
         if self._session is None:
             if self._job is None:
                 raise RunError(f"{self.folder}: the environment of this run is not known here")

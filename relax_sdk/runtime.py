@@ -6,17 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from relax_sdk.config import RunConfig, SamplingParams
 from relax_sdk.errors import RegistryError
+from relax_sdk.evaluation import Evaluation
+from relax_sdk.findings import Finding
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.registry import EnvSpec
-from relax_sdk.run import Evaluation
-
-if TYPE_CHECKING:
-    from relax_sdk.doctor import Finding
-    from relax_sdk.endpoint import Endpoint, EndpointEvaluation
 
 GROUP = "relax.runtimes"
 EXTRAS = {"ray": "server,ray"}
@@ -87,16 +84,6 @@ class Runtime(Protocol):
 
     def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
         """What such a run, kept in `folder`, would find: what is there, and what is missing."""
-        ...
-
-
-class EndpointPlayer(Protocol):
-    """Plays with models that run elsewhere; the `local` runtime does."""
-
-    def evaluate_endpoint(
-        self, spec: EnvSpec, config: RunConfig, endpoint: Endpoint, split: str, limit: int | None, tell: Tell
-    ) -> EndpointEvaluation:
-        """Play a split; no engine is started."""
         ...
 
 

@@ -29,9 +29,10 @@ from relax_sdk.config import (
 )
 from relax_sdk.env import Env
 from relax_sdk.errors import ConfigError
+from relax_sdk.progress import Progress
 from relax_sdk.registry import EnvSpec, get_spec
 from relax_sdk.run import CONFIG, PLOT, Run
-from relax_sdk.runtime import Provide, Runtime
+from relax_sdk.runtime import Job, Provide, Runtime, find_runtime
 
 SECTIONS: dict[str, type[Any]] = {
     "sampling": SamplingParams,
@@ -166,9 +167,6 @@ class Trainer:
             ConfigError: the folder cannot be written, or is in use by another run.
             RunError: the run ended early; it can be resumed.
         """
-        from relax_sdk.progress import Progress
-        from relax_sdk.runtime import Job, find_runtime
-
         runtime = find_runtime(self.runtime)
         config = dataclasses.replace(self.config, steps=steps) if steps is not None else self.config
         folder = self._prepare(config, resume)

@@ -46,10 +46,10 @@ from relax_sdk.client.upload import uploadable
 from relax_sdk.config import SamplingParams
 from relax_sdk.env import Env
 from relax_sdk.errors import ServiceError, ServiceUnavailable
+from relax_sdk.evaluation import Evaluation
 from relax_sdk.media import Media, MediaRef
 from relax_sdk.messages import AssistantMessage
 from relax_sdk.registry import EnvSpec
-from relax_sdk.run import Evaluation
 from relax_sdk.trajectory import Trajectory
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from relax_sdk.config import SamplingParams
 from relax_sdk.errors import ServiceError, ServiceUnavailable
+from relax_sdk.evaluation import Evaluation
 from relax_sdk.media import MediaRef
 from relax_sdk.messages import AssistantMessage, Message
-from relax_sdk.run import Evaluation
 from relax_sdk.trajectory import Status, Trajectory, Turn, VersionSpan
 
 if TYPE_CHECKING:

@@ -12,11 +12,12 @@ from typing import Any
 from relax_sdk.client import Client, Event
 from relax_sdk.client.sync import RemoteRun
 from relax_sdk.config import RunConfig, SamplingParams
-from relax_sdk.doctor import Finding
 from relax_sdk.errors import ConfigError, RunError, ServiceError
+from relax_sdk.evaluation import Evaluation
+from relax_sdk.findings import Finding
 from relax_sdk.hosting import host
 from relax_sdk.messages import AssistantMessage, Message
-from relax_sdk.run import METRICS, Evaluation
+from relax_sdk.run import METRICS
 from relax_sdk.runtime import Job, Observer, Provide, Tell
 
 NOTE = "service.json"

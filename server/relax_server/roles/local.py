@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from relax_sdk.config import RunConfig, SamplingParams
-from relax_sdk.doctor import Finding, examine_machine
+from relax_sdk.doctor import examine_machine
 from relax_sdk.endpoint import Endpoint, EndpointEvaluation
 from relax_sdk.errors import EngineError, RunError
+from relax_sdk.evaluation import Evaluation
+from relax_sdk.findings import Finding
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.registry import EnvSpec
-from relax_sdk.run import Evaluation
 from relax_sdk.runtime import Job, Observer, Tell, silent
 from relax_server.models.catalog import resolve_model
 from relax_server.roles.controller import Controller

@@ -9,8 +9,8 @@ from typing import Any
 
 from relax_sdk.config import EngineKind, RunConfig, SamplingParams
 from relax_sdk.errors import RelaxError
+from relax_sdk.evaluation import Evaluation, Played
 from relax_sdk.messages import AssistantMessage, Message
-from relax_sdk.run import Evaluation, Played
 
 # ------------------------------------------------------------------------------------------------- controller → rollout
 

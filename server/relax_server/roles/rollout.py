@@ -15,8 +15,8 @@ import numpy as np
 
 from relax_sdk.config import EngineKind
 from relax_sdk.errors import RelaxError, RunError
+from relax_sdk.evaluation import Evaluation, Played
 from relax_sdk.media import MediaStore
-from relax_sdk.run import Evaluation, Played
 from relax_sdk.session import Agent
 from relax_server.api.agent_gateway import AgentGateway
 from relax_server.engines.coalesce import CoalescingEngine

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from relax_sdk.errors import RunError
-from relax_sdk.run import Evaluation, Played
+from relax_sdk.evaluation import Evaluation, Played
 from relax_sdk.trajectory import Trajectory, mean_reward
 from relax_server.rollout.commits import Committer
 from relax_server.rollout.context import RolloutContext

@@ -18,8 +18,9 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from relax_sdk.config import RunConfig
-from relax_sdk.doctor import Finding, requirements
+from relax_sdk.doctor import requirements
 from relax_sdk.errors import ConfigError, RunError
+from relax_sdk.findings import Finding
 from relax_server.roles import shared_memory
 from relax_server.roles.ray.host import listed, needs
 from relax_server.roles.ray.role import reason

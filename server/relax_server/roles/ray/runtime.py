@@ -10,8 +10,8 @@ from typing import Any
 
 from relax_sdk.client.upload import by_value
 from relax_sdk.config import RunConfig
-from relax_sdk.doctor import Finding
 from relax_sdk.errors import ConfigError, RunError
+from relax_sdk.findings import Finding
 from relax_sdk.runtime import Job, Observer, Tell
 from relax_server.roles.local import LocalSession, LoopThread
 from relax_server.roles.messages import Died, Failed, RunEnded, Stage, StartController, StepShown, Stop, Warn
