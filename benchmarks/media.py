@@ -109,7 +109,7 @@ async def uploaded(http: Counting, service: str, name: str) -> tuple[str, str]:
 
 async def session(http: Counting, service: str, case: Case, number: int, whole: list[tuple[str, str]]) -> None:
     """One session, from opening to a durable trajectory."""
-    body = {"env": case.env, "sample_index": number, "sampling": {"max_new_tokens": TOKENS}}
+    body = {"env": case.env, "seed": number, "sampling": {"max_new_tokens": TOKENS}}
     opened = await http.ask(f"{service}/v1/sessions", body | {"limits": {"max_tokens": 8192}})
     url, messages = f"{service}/v1/sessions/{opened['id']}", opened["observation"]
     for turn in range(TURNS):

@@ -264,6 +264,11 @@ def _failures(rows: Sequence[dict[str, Any]], spans: Spans) -> list[Finding]:
     ):
         if totals.get(status, 0) > 0.05 * max(ended, 1):
             findings.append(Finding("note", f"{totals[status] / ended:.0%} of the episodes were {status}", advice))
+    unlike = max(row.get("rollout_unlike_groups", 0) for row in rows)
+    if unlike:
+        advice = "draw what is random in `reset` from self.np_random, after super().reset(seed=seed), or take it from the task"
+        text = f"in {unlike:.0f} groups the episodes did not begin with the same observation, so their rewards do not compare"
+        findings.append(Finding("problem", text, advice))
     for role in ("engine", "policy", "rollout"):
         starts = sum(name.startswith(f"{role}-") for name in spans)
         if starts > 1:

@@ -99,6 +99,7 @@ class Trajectory:
     """Position in the group, 0-based."""
     group_size: int
     seed: int
+    """What `Env.reset` got: the same for all members of a group, and for each attempt."""
     status: Status
     turns: list[Turn] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)

@@ -62,7 +62,7 @@ async def test_an_episode_leaves_tokens_messages_rewards_seed_and_times(bench, p
     assert (
         trajectory.reward == 1.0 and trajectory.rewards == {"env": 1.0} and [t.reward for t in trajectory.turns] == [0.5, 0.5]
     )
-    assert trajectory.seed == derive_seed(0, "train", 7, 0)
+    assert trajectory.seed == derive_seed(0, "train", 7)
     assert trajectory.info == {"seen": 2}
     assert set(trajectory.timings) == {"queued", "reset", "generate", "step", "score", "total"}
     assert trajectory.turns[0].engine == made.engine.url

@@ -2,9 +2,12 @@
 
 import asyncio
 import gc
-from collections import defaultdict
+import itertools
+from types import SimpleNamespace
 
 import pytest
+from relax_server.roles import rollout as rollout_role
+from relax_server.roles.messages import Warn
 from relax_server.rollout.episode import Episode
 from rollout_bench import until
 
@@ -13,19 +16,18 @@ from relax_sdk import Rubric, Status
 
 
 class Flaky(relax.Env):
-    """Fails in the attempts that `fails(sample seed, attempt)` names; remembers every reset."""
+    """Fails in the resets that `fails(number)` names, counted over the group from 0; remembers every one."""
 
+    blocking = False
     resets: list
-    fails = staticmethod(lambda position, attempt: False)
+    fails = staticmethod(lambda number: False)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        cls = type(self)
-        cls.attempts[seed] += 1
-        cls.resets.append((seed, float(self.np_random.random())))
-        position = list(cls.attempts).index(seed)
-        if cls.fails(position, cls.attempts[seed]):
-            raise ValueError(f"attempt {cls.attempts[seed]}")
+        number = len(self.resets)
+        self.resets.append((seed, float(self.np_random.random())))
+        if self.fails(number):
+            raise ValueError(f"reset {number}")
         return "go", {}
 
     def step(self, action):
@@ -33,31 +35,68 @@ class Flaky(relax.Env):
 
 
 def flaky(fails, **more):
-    return type("Made", (Flaky,), dict(fails=staticmethod(fails), attempts=defaultdict(int), resets=[], **more))
+    return type("Made", (Flaky,), dict(fails=staticmethod(fails), resets=[], **more))
 
 
-async def test_retry_plays_again_with_the_same_seed_and_the_same_reset(bench):
-    env = flaky(lambda position, attempt: position == 1 and attempt <= 2)
+async def test_members_and_attempts_of_a_group_have_one_seed_and_see_the_same(bench):
+    env = flaky(lambda number: number in (1, 3))
     made = bench(env, group_size=3, max_retries=2)
     result = await made.group()
     assert [t.status for t in result.group.trajectories] == [Status.COMPLETED] * 3
     assert sorted(t.attempts for t in result.group.trajectories) == [1, 1, 3]
     assert result.failures == {"EnvError": 2}
-    retried = next(t for t in result.group.trajectories if t.attempts == 3)
-    draws = [draw for seed, draw in env.resets if seed == retried.seed]
-    assert len(draws) == 3 and len(set(draws)) == 1
-    assert len({t.seed for t in result.group.trajectories}) == 3
+    assert len(env.resets) == 5 and len(set(env.resets)) == 1
+    assert {t.seed for t in result.group.trajectories} == {env.resets[0][0]}
+    await made.group(1)
+    assert len(set(env.resets)) == 2  # another task has another seed
+
+
+class Drawn(relax.Env):
+    """Asks for a number that is drawn by `draw(self)` where an episode begins."""
+
+    draw = staticmethod(lambda env: env.np_random.integers(10**9))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return f"{type(self).draw(self)}?", {}
+
+    def step(self, action):
+        return None, 1.0, True, False, {}
+
+
+async def test_a_group_that_is_not_shown_one_first_observation_is_counted_and_told_once(bench, monkeypatch):
+    made = bench(Drawn, group_size=4)
+    group = (await made.group()).group
+    assert len({t.messages[0]["content"] for t in group.trajectories}) == 1
+    assert made.worker.stats().unlike_groups == 0
+    numbers = itertools.count()
+    made = bench(type("Unseeded", (Drawn,), dict(draw=staticmethod(lambda env: next(numbers)))), group_size=4)
+    for index in range(2):
+        assert len({t.messages[0]["content"] for t in (await made.group(index)).group.trajectories}) == 4
+    assert made.worker.stats().unlike_groups == 2
+    assert [message.text.split(":")[0] for message in await warnings(made, monkeypatch)] == ["test-v0"]
+
+
+async def warnings(made, monkeypatch):
+    """What the rollout's process warns of while it reports its figures a few times."""
+    monkeypatch.setattr(rollout_role, "STATS_SECONDS", 0.0)
+    role, sent = object.__new__(rollout_role.RolloutRole), []
+    role.worker, role.channel = made.worker, SimpleNamespace(send=sent.append)
+    reporting = asyncio.create_task(role.report())
+    await until(lambda: len(sent) > 5)
+    reporting.cancel()
+    return [message for message in sent if isinstance(message, Warn)]
 
 
 async def test_what_still_fails_after_the_retries_is_dropped(bench):
-    result = await bench(flaky(lambda position, attempt: position == 0), group_size=3, max_retries=1).group()
+    result = await bench(flaky(lambda number: number in (0, 3)), group_size=3, max_retries=1).group()
     assert len(result.group.trajectories) == 2 and len(result.trajectories) == 3
     assert result.failures == {"EnvError": 2}
     assert {t.group_size for t in result.group.trajectories} == {3}
 
 
 async def test_count_keeps_a_failed_episode_with_reward_0(bench):
-    result = await bench(flaky(lambda position, attempt: position == 0), group_size=3, on_failure="count").group()
+    result = await bench(flaky(lambda number: number == 0), group_size=3, on_failure="count").group()
     statuses = sorted(t.status for t in result.group.trajectories)
     assert statuses == [Status.COMPLETED, Status.COMPLETED, Status.FAILED]
     assert [t.reward for t in result.group.trajectories if t.status is Status.FAILED] == [0.0]
@@ -65,16 +104,16 @@ async def test_count_keeps_a_failed_episode_with_reward_0(bench):
 
 
 async def test_drop_does_not_try_again(bench):
-    env = flaky(lambda position, attempt: position == 0)
+    env = flaky(lambda number: number == 0)
     result = await bench(env, group_size=3, on_failure="drop", max_retries=5).group()
-    assert len(result.group.trajectories) == 2 and set(env.attempts.values()) == {1}
+    assert len(result.group.trajectories) == 2 and len(env.resets) == 3
 
 
 @pytest.mark.parametrize("policy", ["retry", "count", "drop"])
 async def test_a_group_without_a_usable_episode_is_none(bench, policy):
-    result = await bench(flaky(lambda position, attempt: True), group_size=2, on_failure=policy).group()
+    result = await bench(flaky(lambda number: True), group_size=2, on_failure=policy).group()
     assert result.group is None and len(result.trajectories) == 2
-    assert "raised ValueError: attempt" in result.error
+    assert "raised ValueError: reset" in result.error
 
 
 async def test_ids_and_seeds_are_the_same_whenever_a_group_is_played(bench):
@@ -104,7 +143,7 @@ async def test_group_rewards_see_the_whole_group(bench):
 
 
 async def test_group_rewards_see_usable_episodes_only(bench):
-    env = flaky(lambda position, attempt: position == 0, rubric=Rubric(group_functions=[lengths]))
+    env = flaky(lambda number: number == 0, rubric=Rubric(group_functions=[lengths]))
     result = await bench(env, group_size=3, on_failure="count").group()
     assert sorted(t.reward for t in result.group.trajectories) == [0.0, 3.0, 3.0]
 
@@ -174,7 +213,7 @@ async def test_a_group_prefers_one_engine(bench, processor):
 
 async def test_episodes_leave_no_work_for_the_garbage_collector(bench):
     """A thousand episodes a second in reference cycles took a sixth of the rollout's processor time to be found again."""
-    made = bench(flaky(lambda position, attempt: False), group_size=4)
+    made = bench(flaky(lambda number: False), group_size=4)
     await made.group()
     gc.collect()
     before = [thing for thing in gc.get_objects() if isinstance(thing, Episode)]  # of tests that broke something

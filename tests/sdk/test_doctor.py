@@ -92,6 +92,11 @@ def test_restarts_are_seen(tmp_path):
     assert "the policy was started 2 times" in said(folder)
 
 
+def test_groups_whose_episodes_began_differently_are_a_problem(tmp_path):
+    text = said(run_folder(tmp_path, rollout_unlike_groups=3))
+    assert "in 3 groups the episodes did not begin with the same observation" in text and "self.np_random" in text
+
+
 def test_an_engine_s_time_is_counted_inside_the_window_only():
     spans = {"engine-1": [{"name": "generate", "ts": 0, "dur": 2e6}, {"name": "paused", "ts": 2e6, "dur": 2e6}]}
     assert engine_busy(spans, 1.0, 3.0) == pytest.approx(0.5)

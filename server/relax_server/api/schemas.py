@@ -69,8 +69,12 @@ class SessionBody(Body):
     env: str = Field(default="none", max_length=200, description="none: the agent has a world of its own")
     split: str = Field(default="train", max_length=100)
     task_index: int = Field(default=0, ge=0, le=1 << 53)
-    seed: int = Field(default=0, ge=0, le=1 << 53, description="Of the run; the episode derives its own")
-    sample_index: int = Field(default=0, ge=0, le=1 << 20, description="Which of several episodes of the task")
+    seed: int = Field(
+        default=0, ge=0, le=1 << 53, description="Of the run; the environment gets one derived from it and the task"
+    )
+    sample_index: int = Field(
+        default=0, ge=0, le=1 << 20, description="Which of several episodes of the task; they differ in sampling only"
+    )
     run: str = Field(default="sessions", min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.:-]+$")
     mode: Literal["eval", "train"] = "eval"
     sampling: SamplingBody = Field(default_factory=SamplingBody)

@@ -54,7 +54,7 @@ class Opening:
     limits: dict[str, Any] = field(default_factory=dict)
     """Changes of the service's `RolloutConfig`."""
     sample_index: int = 0
-    """Which of several episodes of the task: its seed follows from it."""
+    """Which of several episodes of the task; they differ in sampling only."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """Kept with the trajectory."""
 
@@ -268,7 +268,7 @@ class SessionHub:
             group_id=f"{opening.run}/{id}",
             group_index=0,
             group_size=1,
-            seed=derive_seed(opening.seed, opening.split, opening.task_index, opening.sample_index),
+            seed=derive_seed(opening.seed, opening.split, opening.task_index),
             sampling=opening.sampling,
         )
         session = ExternalSession(core, id, key, opening, task, secret)

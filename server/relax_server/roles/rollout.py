@@ -54,6 +54,12 @@ from relax_server.timeline import Timeline
 
 STATS_SECONDS = 1.0
 
+UNLIKE = (
+    "{env}: the episodes of a group did not begin with the same observation, though they have task and seed in common; their "
+    "rewards do not compare. Draw what is random in `reset` from self.np_random, after super().reset(seed=seed), or take it "
+    "from the task. Not said again; the metric rollout_unlike_groups counts the groups"
+)
+
 
 def run_rollout(channel: Outlet, inbox: queue.SimpleQueue[Any], first: StartRollout) -> None:
     """Serve until a `Stop`."""
@@ -203,8 +209,8 @@ class RolloutRole:
         self.channel.send(WarmupMade(made))
 
     async def report(self) -> None:
-        """Figures once a second, and the failures that are new."""
-        warned = 0
+        """Figures once a second, the failures that are new, and once that the members of a group began differently."""
+        warned, unlike = 0, False
         while True:
             stats = self.worker.stats()
             self.channel.send(RolloutStats(dataclasses.asdict(stats)))
@@ -213,6 +219,9 @@ class RolloutRole:
                 last = stats.last_errors[-1] if stats.last_errors else "?"
                 self.channel.send(Warn(f"{failed - warned} episode attempts failed; the last: {last}"))
                 warned = failed
+            if stats.unlike_groups and not unlike:
+                unlike = True
+                self.channel.send(Warn(UNLIKE.format(env=self.worker.spec.id)))
             await asyncio.sleep(STATS_SECONDS)
 
     async def close(self) -> None:

@@ -42,6 +42,8 @@ class Tally:
     """The last failures in words."""
     ignored_cancel: int = 0
     """Episodes that went on after they were cancelled, and were left behind."""
+    unlike_groups: int = 0
+    """Groups whose episodes were not all shown the same at first, though they had task and seed in common."""
     closing: int = 0
     """Environments whose `close` failed."""
 
@@ -112,6 +114,7 @@ class EpisodeTask:
     group_index: int
     group_size: int
     seed: int
+    """The environment's; all episodes of a group have the same."""
     sampling: SamplingParams
     attempt: int = 1
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from relax_sdk.config import SamplingParams
 from relax_sdk.errors import EpisodeTimeout, RewardError
+from relax_sdk.messages import Message
 from relax_sdk.rewards import score_group
 from relax_sdk.trajectory import Group, Trajectory, derive_seed
 from relax_server.rollout.context import EpisodeTask, RolloutContext
@@ -27,14 +29,14 @@ class GroupTask:
     row: dict[str, Any]
     size: int
     seed: int
-    """Of the run; episodes derive theirs from it."""
+    """Of the run; the group's environments get one that is derived from it."""
     sampling: SamplingParams
     on_failure: Literal["retry", "retry_then_count", "count", "drop"]
     """As `RolloutConfig.on_failure`; `retry_then_count` keeps an episode that failed every time, with reward 0."""
     max_retries: int
 
     def episode(self, index: int, attempt: int) -> EpisodeTask:
-        """The episode at a position of the group; each attempt has the same seed."""
+        """The episode at a position of the group. All positions, and all attempts, have the environment's seed in common."""
         return EpisodeTask(
             split=self.split,
             task_index=self.task_index,
@@ -42,7 +44,7 @@ class GroupTask:
             group_id=self.id,
             group_index=index,
             group_size=self.size,
-            seed=derive_seed(self.seed, self.split, self.task_index, index),
+            seed=derive_seed(self.seed, self.split, self.task_index),
             sampling=self.sampling,
             attempt=attempt,
         )
@@ -71,6 +73,8 @@ class _Play:
         self.task = task
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.last: dict[int, Trajectory] = {}
+        self.first: list[Sequence[Message]] = []
+        """What was shown first, by each attempt that came so far."""
         self.kept: dict[int, Trajectory] = {}
         self.failures: Counter[str] = Counter()
         self.error: str | None = None
@@ -92,6 +96,8 @@ class _Play:
     def _ended(self, index: int, episode: Episode, trajectory: Trajectory) -> None:
         del self.live[index]
         self.last[index] = trajectory
+        if episode.session.first is not None:
+            self.first.append(episode.session.first)
         if trajectory.status in USABLE:
             self.kept[index] = trajectory
             self._keep_open(episode)
@@ -130,12 +136,21 @@ async def play_group(context: RolloutContext, task: GroupTask) -> GroupResult:
         raise
     finally:
         context.pool.release(task.id)
+    if not _alike(play.first):
+        context.tally.unlike_groups += 1
     kept = [play.kept[index] for index in sorted(play.kept)]
     result = GroupResult(None, [play.last[i] for i in sorted(play.last)], play.failures, play.error)
     usable = any(t.status in USABLE and (t.n_response_tokens or not context.tokens) for t in kept)
     if usable and await _score(play, kept, result):
         result.group = Group(task.id, context.spec.id, task.task_index, kept)
     return result
+
+
+def _alike(first: Sequence[Sequence[Message]]) -> bool:
+    """Whether all episodes of a group were shown the same at first."""
+    shown = ([message.to_openai() for message in messages] for messages in first)
+    one = next(shown, None)
+    return all(other == one for other in shown)
 
 
 async def _score(play: _Play, kept: list[Trajectory], result: GroupResult) -> bool:

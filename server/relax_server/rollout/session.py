@@ -61,6 +61,8 @@ class EpisodeSession:
         self.recorder: TokenRecorder | None = None
         self.messages: list[Message] = []
         """The conversation as the policy saw it last, its answer and the observation after it included."""
+        self.first: Sequence[Message] | None = None
+        """What the policy is shown first, system prompt included."""
         self.outcome: StepOutcome | None = None
         """The last one."""
         self.failure: RelaxError | None = None
@@ -113,7 +115,7 @@ class EpisodeSession:
             raise self._fail("reset", error) from error
         finally:
             self.timings["reset"] += time.monotonic() - started
-        self.messages = list(messages)
+        self.first, self.messages = tuple(messages), list(messages)
         self._enter(State.RUNNING)
         self._enter = _told  # a reference back to the episode would leave both to the garbage collector
         return messages

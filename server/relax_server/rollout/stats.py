@@ -73,4 +73,6 @@ class RolloutStats:
     """Those of them that still hang."""
     ignored_cancel: int
     """Episodes that ignored their cancellation and were left behind."""
+    unlike_groups: int
+    """Groups whose episodes were not all shown the same at first, though they had task and seed in common."""
     engines: list[dict[str, Any]] = field(default_factory=list)

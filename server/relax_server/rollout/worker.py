@@ -385,6 +385,7 @@ class RolloutWorker:
             threads_given_up=self._threads.abandoned + self._media_threads.abandoned,
             threads_stuck=self._threads.stuck + self._media_threads.stuck,
             ignored_cancel=tally.ignored_cancel,
+            unlike_groups=tally.unlike_groups,
             engines=self.pool.stats(),
         )
 
