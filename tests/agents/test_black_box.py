@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from black_box import AGENTS, call, words
 from relax_agents.react import Action, FinalAnswer, UnreadableAnswer, describe, observed, read_answer
-from relax_server.api.agent_gateway import AgentGateway
+from relax_server.gateway.agent.gateway import AgentGateway
 from relax_server.rollout.threads import CallThreads
 
 import relax_sdk as relax

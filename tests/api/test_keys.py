@@ -11,9 +11,9 @@ from pathlib import Path
 
 import openai
 import pytest
-from relax_server.api.errors import ApiError
 from relax_server.api.keys import Key, KeyRing
 from relax_server.api.quotas import FairSlots, TokenRates
+from relax_server.gateway.errors import ApiError
 from relax_server.journal.sql import SqlJournal
 from sample_groups import ManualClock, make_group
 from service_process import Service, start

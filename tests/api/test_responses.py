@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import base64
-import json
 
 import httpx
 import numpy as np
 import openai
 import pytest
-from relax_server.api.openai_chat import shown
-from relax_server.api.openai_responses import output, read_items
-from relax_server.models.catalog import resolve_model
-from relax_server.models.processor import Processor
 from service_process import Service
 
 import relax_sdk as relax
-from relax_sdk.messages import AssistantMessage, Text, ToolCall
-from relax_sdk.trajectory import Turn
 
 
 def agent(session: dict) -> openai.OpenAI:
@@ -88,46 +81,6 @@ def test_media_in_items_and_in_what_tools_return(service: Service) -> None:
     agent(session).responses.create(model="any", input=items)
     (turn,) = turns(service, session)
     assert [ref["sha256"] for ref in turn["media"]] == [picture.ref.sha256, sound.ref.sha256, picture.ref.sha256]
-
-
-def test_calls_of_one_answer_become_one_message() -> None:
-    items = [
-        {"role": "user", "content": "x"},
-        {"type": "reasoning", "summary": []},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "let me see"}]},
-        {"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"n": 1}'},
-        {"type": "function_call", "call_id": "b", "name": "g", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "a", "output": "1"},
-    ]
-    user, said, result = read_items(items, {})
-    assert said.text == "let me see" and [(c.id, c.name, c.arguments) for c in said.tool_calls] == [
-        ("a", "f", {"n": 1}),
-        ("b", "g", {}),
-    ]
-    assert result.role == "tool" and result.tool_call_id == "a" and user.text == "x"
-
-
-def test_tool_calls_are_items_of_their_own() -> None:
-    message = AssistantMessage(content=(Text("hm"),), tool_calls=(ToolCall("c1", "guess", {"number": 2}),))
-    text, call = output("resp_1", message)
-    assert text["content"][0]["text"] == "hm"
-    assert (call["type"], call["call_id"], call["name"], json.loads(call["arguments"])) == (
-        "function_call",
-        "c1",
-        "guess",
-        {"number": 2},
-    )
-    assert [item["type"] for item in output("r", AssistantMessage())] == ["message"]
-
-
-def test_a_call_that_cannot_be_read_is_shown_as_the_text_it_was() -> None:
-    processor = Processor.load(resolve_model("relax/tiny-omni"))
-    text = "<tool_call>nonsense(</tool_call>"
-    ids = processor.tokenizer.encode(text, add_special_tokens=False)
-    turn = Turn([1], ids, [0.0] * len(ids))
-    message = processor.parse(ids, "stop", [])
-    assert message.tool_calls and message.tool_calls[0].error
-    assert shown(message, turn, (), processor).text == text
 
 
 @pytest.mark.parametrize(

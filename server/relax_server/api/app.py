@@ -19,12 +19,9 @@ from starlette.types import ASGIApp
 
 from relax_sdk.errors import RelaxError
 from relax_server.api.auth import session_called
-from relax_server.api.chat_route import ChatRoute
 from relax_server.api.core import ServiceCore
-from relax_server.api.errors import ApiError, as_api_error, invalid
 from relax_server.api.front import in_front
 from relax_server.api.metrics import ServiceState
-from relax_server.api.openai_responses import ResponsesRoute
 from relax_server.api.openapi import describe
 from relax_server.api.retention import Retention
 from relax_server.api.rollouts import RolloutHub
@@ -32,7 +29,10 @@ from relax_server.api.routes import engines, envs, health, keys, pausing, result
 from relax_server.api.routes.session_socket import SessionSocket
 from relax_server.api.sessions import ExternalSession, SessionHub
 from relax_server.api.trainings.hub import TrainingHub
-from relax_server.api.wire import error_response, json_response
+from relax_server.gateway.chat_route import ChatRoute
+from relax_server.gateway.errors import ApiError, as_api_error, invalid
+from relax_server.gateway.openai_responses import ResponsesRoute
+from relax_server.gateway.wire import error_response, json_response
 
 logger = logging.getLogger(__name__)
 

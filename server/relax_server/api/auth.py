@@ -5,16 +5,11 @@ from __future__ import annotations
 from starlette.requests import HTTPConnection
 
 from relax_server.api.core import ServiceCore
-from relax_server.api.errors import ApiError, unknown
 from relax_server.api.keys import LOCAL, Key, Right
 from relax_server.api.sessions import UNKNOWN, ExternalSession, SessionHub
+from relax_server.gateway.errors import ApiError, unknown
+from relax_server.gateway.wire import bearer
 from relax_server.log_ids import add_ids
-
-
-def bearer(request: HTTPConnection) -> str:
-    """The key that a request shows; empty if none."""
-    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    return secret.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
 async def caller(request: HTTPConnection, core: ServiceCore, right: Right = "run") -> Key:

@@ -12,11 +12,11 @@ from starlette.requests import Request
 
 from relax_server.api.auth import caller, session_of
 from relax_server.api.core import ServiceCore
-from relax_server.api.errors import ApiError
 from relax_server.api.keys import LOCAL, Key
 from relax_server.api.rollouts import RolloutHub
 from relax_server.api.sessions import ExternalSession, SessionHub
 from relax_server.api.trainings.hub import TrainingHub
+from relax_server.gateway.errors import ApiError
 
 
 async def _core(request: Request) -> ServiceCore:

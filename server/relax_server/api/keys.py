@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Any, Literal, get_args
 from sqlalchemy import insert, select, update
 
 from relax_sdk.errors import ConfigError
+from relax_server.gateway.digest import digest
 from relax_server.journal.schema import keys
 from relax_server.journal.sql import SqlJournal
 
@@ -44,11 +44,6 @@ class Key:
 
 LOCAL = Key("local", "local", frozenset({"run"}), episodes=1 << 31, tokens_per_minute=1 << 53)
 """Anybody on this machine, while no key was made. Bringing code takes a key all the same."""
-
-
-def digest(secret: str) -> str:
-    """What is stored of a key. One round is enough, as keys are random and 256 bits long."""
-    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 class KeyRing:

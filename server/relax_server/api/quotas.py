@@ -7,8 +7,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from relax_server.api.errors import ApiError
 from relax_server.api.keys import Key
+from relax_server.gateway.errors import ApiError
 
 MINUTE = 60.0
 

@@ -12,12 +12,12 @@ from typing import Any
 from relax_sdk.errors import ConfigError, JournalError, RelaxError
 from relax_sdk.tasks import KeptRows
 from relax_server.api.core import DATABASE_LIMIT, ServiceCore
-from relax_server.api.errors import ApiError, bad, unknown
 from relax_server.api.keys import Key
 from relax_server.api.logs import FIELDS
 from relax_server.api.pausing import Gate
 from relax_server.api.rollout_store import ACTIVE, BEAT_SECONDS, Rollout, RolloutStore
 from relax_server.api.schemas import RolloutBody
+from relax_server.gateway.errors import ApiError, bad, unknown
 from relax_server.log_ids import add_ids
 from relax_server.rollout.context import RolloutContext
 from relax_server.rollout.group import GroupResult, GroupTask, play_group

@@ -17,11 +17,12 @@ from relax_sdk.session import Session as AgentSession
 from relax_sdk.session import StepOutcome
 from relax_sdk.trajectory import Group, Status, Trajectory, derive_seed
 from relax_server.api.core import ServiceCore
-from relax_server.api.errors import ApiError, as_api_error, bad, unknown
-from relax_server.api.keys import Key, digest
-from relax_server.api.played import PlayedSession, over
-from relax_server.api.wire import finished
+from relax_server.api.keys import Key
+from relax_server.api.trajectories import finished
 from relax_server.engines.base import Generation
+from relax_server.gateway.digest import digest
+from relax_server.gateway.errors import ApiError, as_api_error, bad, unknown
+from relax_server.gateway.played import PlayedSession, over
 from relax_server.log_ids import add_ids
 from relax_server.rollout.calls import Answer
 from relax_server.rollout.context import EpisodeTask

@@ -18,10 +18,10 @@ from relax_sdk.errors import RelaxError, RunError
 from relax_sdk.evaluation import Evaluation, Played
 from relax_sdk.media import MediaStore
 from relax_sdk.session import Agent
-from relax_server.api.agent_gateway import AgentGateway
 from relax_server.engines.coalesce import CoalescingEngine
 from relax_server.engines.kinds import connect
 from relax_server.garbage import settle
+from relax_server.gateway.agent.gateway import AgentGateway
 from relax_server.journal import open_journal
 from relax_server.models.processor import Processor
 from relax_server.roles.channel import Outlet

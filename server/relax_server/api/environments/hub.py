@@ -22,9 +22,9 @@ from relax_server.api.environments.limits import WorkerLimits
 from relax_server.api.environments.sockets import AWAY_SECONDS, SocketLink
 from relax_server.api.environments.source import EnvSource, python_version
 from relax_server.api.environments.worker import WorkerLink
-from relax_server.api.errors import ApiError, bad, unknown
 from relax_server.api.freeform import FREE
 from relax_server.api.keys import Key
+from relax_server.gateway.errors import ApiError, bad, unknown
 from relax_server.journal.schema import envs
 from relax_server.journal.sql import SqlJournal
 from relax_server.rollout.hosted import HostLink, InThread, hosted_spec

@@ -11,16 +11,16 @@ from fastapi.responses import Response
 from relax_sdk.errors import EngineUnavailable
 from relax_server.api.core import ServiceCore
 from relax_server.api.dependencies import Caller, Core, Operator, Trainings
-from relax_server.api.errors import ApiError
 from relax_server.api.routes.runs import Run
 from relax_server.api.schemas import EngineBody, RunEngineBody
 from relax_server.api.trainings.control import ask_control
 from relax_server.api.trainings.hub import TrainingHub
 from relax_server.api.trainings.store import Training
-from relax_server.api.wire import json_response
 from relax_server.engines.addresses import check_address
 from relax_server.engines.coalesce import CoalescingEngine
 from relax_server.engines.kinds import connect_running
+from relax_server.gateway.errors import ApiError
+from relax_server.gateway.wire import json_response
 
 router = APIRouter()
 

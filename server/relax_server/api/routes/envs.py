@@ -17,9 +17,9 @@ from relax_server.api.auth import caller
 from relax_server.api.core import ServiceCore
 from relax_server.api.dependencies import Caller, Core, Uploader
 from relax_server.api.environments.source import EnvSource
-from relax_server.api.errors import bad, unknown
 from relax_server.api.schemas import EnvBody
-from relax_server.api.wire import json_response
+from relax_server.gateway.errors import bad, unknown
+from relax_server.gateway.wire import json_response
 
 router = APIRouter()
 

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from relax_sdk.errors import RelaxError
 from relax_server.api.core import ServiceCore
 from relax_server.api.dependencies import Caller, Core
-from relax_server.api.wire import json_response
+from relax_server.gateway.wire import json_response
 
 router = APIRouter()
 

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Path
 from fastapi.responses import Response
 
 from relax_server.api.dependencies import Admin, Core
-from relax_server.api.errors import unknown
 from relax_server.api.schemas import KeyBody
-from relax_server.api.wire import json_response
+from relax_server.gateway.errors import unknown
+from relax_server.gateway.wire import json_response
 
 router = APIRouter()
 

@@ -12,7 +12,7 @@ from relax_server.api.core import ServiceCore
 from relax_server.api.dependencies import Caller, Core, Hub, Operator, Rollouts
 from relax_server.api.rollouts import RolloutHub
 from relax_server.api.sessions import SessionHub
-from relax_server.api.wire import json_response
+from relax_server.gateway.wire import json_response
 
 router = APIRouter()
 Id = Annotated[str, Path(max_length=64)]

@@ -11,9 +11,10 @@ from starlette.requests import Request
 
 from relax_sdk.media import PARTS, MediaRef
 from relax_server.api.dependencies import Caller, Core
-from relax_server.api.errors import unknown
 from relax_server.api.keys import LOCAL
-from relax_server.api.wire import json_response, read_body, whole_trajectory
+from relax_server.api.trajectories import whole_trajectory
+from relax_server.gateway.errors import unknown
+from relax_server.gateway.wire import json_response, read_body
 
 router = APIRouter()
 

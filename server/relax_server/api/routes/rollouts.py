@@ -10,8 +10,9 @@ from fastapi.responses import Response
 from starlette.requests import Request
 
 from relax_server.api.dependencies import Caller, Core, Rollouts
+from relax_server.api.event_stream import follow
 from relax_server.api.schemas import RolloutBody
-from relax_server.api.wire import follow, json_response
+from relax_server.gateway.wire import json_response
 
 router = APIRouter()
 Id = Annotated[str, Path(max_length=64)]

@@ -12,15 +12,15 @@ from fastapi.responses import FileResponse, Response
 from starlette.requests import Request
 
 from relax_sdk.run import METRICS
-from relax_server.api.auth import bearer
 from relax_server.api.dependencies import Caller, Core, Trainings
 from relax_server.api.environments.sockets import Relay
-from relax_server.api.errors import unknown
+from relax_server.api.event_stream import follow
 from relax_server.api.schemas import EvaluateBody, GenerateBody, RunBody
 from relax_server.api.trainings.hub import TrainingHub
 from relax_server.api.trainings.store import Training
 from relax_server.api.trainings.wire import Request as ModelRequest
-from relax_server.api.wire import follow, json_response
+from relax_server.gateway.errors import unknown
+from relax_server.gateway.wire import bearer, json_response
 
 router = APIRouter()
 UNAUTHORISED = 4401

@@ -11,14 +11,16 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from relax_sdk.errors import RelaxError
-from relax_server.api import openai_chat
-from relax_server.api.actions import known_media, open_session, take_step
 from relax_server.api.auth import caller, session_of
 from relax_server.api.core import ServiceCore
-from relax_server.api.errors import as_api_error, bad, invalid
 from relax_server.api.keys import Key
+from relax_server.api.opening import open_session
 from relax_server.api.schemas import SessionBody
 from relax_server.api.sessions import ExternalSession, SessionHub
+from relax_server.gateway import openai_chat
+from relax_server.gateway.errors import as_api_error, bad, invalid
+from relax_server.gateway.media import known_media
+from relax_server.gateway.step import take_step
 
 AT_ONCE = 64
 """Requests of one connection that are worked on together; more wait unread."""

@@ -10,11 +10,14 @@ from fastapi.responses import Response
 from starlette.requests import Request
 
 from relax_sdk.errors import RelaxError
-from relax_server.api import actions
+from relax_server.api import opening
 from relax_server.api.dependencies import Caller, Core, Hub, Session
+from relax_server.api.event_stream import follow
 from relax_server.api.schemas import RewardBody, SessionBody, StepBody
 from relax_server.api.sessions import ExternalSession
-from relax_server.api.wire import finished, follow, json_response, on_wire
+from relax_server.api.trajectories import finished
+from relax_server.gateway.step import take_step
+from relax_server.gateway.wire import json_response, on_wire
 
 router = APIRouter()
 
@@ -22,7 +25,7 @@ router = APIRouter()
 @router.post("/v1/sessions", status_code=201)
 async def open_session(body: SessionBody, core: Core, hub: Hub, key: Caller, request: Request) -> Response:
     """Open an episode that an agent outside plays."""
-    _, told = await actions.open_session(core, hub, key, body, str(request.base_url))
+    _, told = await opening.open_session(core, hub, key, body, str(request.base_url))
     return json_response(told, 201)
 
 
@@ -52,7 +55,7 @@ async def cancel_session(session: Session) -> Response:
 @router.post("/v1/sessions/{id}/step")
 async def step(core: Core, session: Session, body: StepBody) -> Response:
     """Act in the environment; tool calls go to its tools."""
-    return json_response(await actions.take_step(core, session, body.action))
+    return json_response(await take_step(core, session, body.action))
 
 
 @router.post("/v1/sessions/{id}/reward")

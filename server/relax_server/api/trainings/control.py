@@ -11,7 +11,7 @@ import aiohttp
 
 from relax_sdk.control import read_control
 from relax_sdk.errors import RunError
-from relax_server.api.errors import ApiError
+from relax_server.gateway.errors import ApiError
 
 ANSWER_SECONDS = 20.0
 

@@ -19,7 +19,6 @@ from relax_sdk.hosting.wire import Description
 from relax_sdk.run import METRICS, WEIGHTS
 from relax_server.api.core import DATABASE_LIMIT, ServiceCore
 from relax_server.api.environments.sockets import SocketLink
-from relax_server.api.errors import ApiError, bad, unknown
 from relax_server.api.freeform import FREE
 from relax_server.api.keys import Key
 from relax_server.api.schemas import RunBody
@@ -28,6 +27,7 @@ from relax_server.api.trainings.model import TrainedModel
 from relax_server.api.trainings.process import INTERRUPTED
 from relax_server.api.trainings.store import Training, TrainingStore
 from relax_server.api.trainings.wire import Relayed, Request, Start, Told
+from relax_server.gateway.errors import ApiError, bad, unknown
 from relax_server.models.catalog import BUILDERS
 
 DESCRIPTION = "env.msgpack"

@@ -16,13 +16,13 @@ from relax_sdk.config import SamplingParams
 from relax_sdk.errors import RelaxError
 from relax_sdk.media import MediaRef
 from relax_sdk.messages import AssistantMessage
-from relax_server.api.actions import known_media
-from relax_server.api.errors import as_api_error
-from relax_server.api.openai_chat import ModelCall, shown
-from relax_server.api.played import PlayedSession, Surroundings
-from relax_server.api.text_stream import TextStream
-from relax_server.api.wire import error_response, read_json
 from relax_server.engines.base import Generation
+from relax_server.gateway.errors import as_api_error
+from relax_server.gateway.media import known_media
+from relax_server.gateway.openai_chat import ModelCall, shown
+from relax_server.gateway.played import PlayedSession, Surroundings
+from relax_server.gateway.text_stream import TextStream
+from relax_server.gateway.wire import error_response, read_json
 from relax_server.rollout.calls import Answer
 
 LARGE = 64 << 10

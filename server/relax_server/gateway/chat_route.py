@@ -10,12 +10,12 @@ from starlette.responses import Response
 from relax_sdk.config import SamplingParams
 from relax_sdk.errors import RelaxError
 from relax_sdk.media import MediaRef
-from relax_server.api import openai_chat
-from relax_server.api.errors import as_api_error
-from relax_server.api.model_route import GrowingAnswer, ModelRoute, data
-from relax_server.api.openai_chat import ChatCall
-from relax_server.api.played import PlayedSession
-from relax_server.api.wire import json_response
+from relax_server.gateway import openai_chat
+from relax_server.gateway.errors import as_api_error
+from relax_server.gateway.model_route import GrowingAnswer, ModelRoute, data
+from relax_server.gateway.openai_chat import ChatCall
+from relax_server.gateway.played import PlayedSession
+from relax_server.gateway.wire import json_response
 from relax_server.rollout.calls import Answer
 
 

@@ -16,9 +16,9 @@ from relax_sdk.config import SamplingParams
 from relax_sdk.media import MediaRef
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.session import StepOutcome
-from relax_server.api.errors import ApiError, bad
-from relax_server.api.keys import digest
 from relax_server.engines.base import Generation
+from relax_server.gateway.digest import digest
+from relax_server.gateway.errors import ApiError, bad
 from relax_server.models.processor import Processor
 from relax_server.rollout.calls import Answer, CallOptions
 from relax_server.rollout.recorder import Shown

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from relax_server.api.agent_gateway import AgentGateway
+from relax_server.gateway.agent.gateway import AgentGateway
 from relax_server.rollout.threads import CallThreads
 
 import relax_sdk as relax

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from relax_server.api.agent_processes import AgentProcesses, end, modules_of
+from relax_server.gateway.agent.processes import AgentProcesses, end, modules_of
 
 TOP = "import numpy, httpx, os, sys, atexit, random\n"
 

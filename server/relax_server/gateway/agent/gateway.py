@@ -20,14 +20,13 @@ from starlette.routing import Route
 from relax_sdk.errors import ConfigError, EpisodeError, RelaxError
 from relax_sdk.media import MediaRef, MediaStore
 from relax_sdk.messages import Message
-from relax_server.api.actions import take_step
-from relax_server.api.agent_processes import TERM_SECONDS, AgentProcess, AgentProcesses, end
-from relax_server.api.auth import bearer
-from relax_server.api.chat_route import ChatRoute
-from relax_server.api.errors import ApiError, as_api_error, bad, unknown
-from relax_server.api.openai_responses import ResponsesRoute
-from relax_server.api.played import PlayedSession, over
-from relax_server.api.wire import error_response, json_response, on_wire, read_json
+from relax_server.gateway.agent.processes import TERM_SECONDS, AgentProcess, AgentProcesses, end
+from relax_server.gateway.chat_route import ChatRoute
+from relax_server.gateway.errors import ApiError, as_api_error, bad, unknown
+from relax_server.gateway.openai_responses import ResponsesRoute
+from relax_server.gateway.played import PlayedSession, over
+from relax_server.gateway.step import take_step
+from relax_server.gateway.wire import bearer, error_response, json_response, on_wire, read_json
 from relax_server.models.processor import Processor
 from relax_server.rollout.session import EpisodeSession
 from relax_server.rollout.threads import CallThreads

@@ -13,7 +13,7 @@ from relax_sdk.errors import ConfigError, RelaxError
 from relax_sdk.media import MediaRef
 from relax_sdk.messages import AssistantMessage, Message, Text
 from relax_sdk.trajectory import Turn
-from relax_server.api.errors import bad
+from relax_server.gateway.errors import bad
 from relax_server.rollout.calls import Answer
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from relax_sdk.errors import RelaxError
 from relax_sdk.media import MediaRef
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.trajectory import Turn
-from relax_server.api.errors import as_api_error, bad
-from relax_server.api.model_route import GrowingAnswer, ModelRoute, data
-from relax_server.api.openai_chat import ModelCall, extra, read_flag, read_message, read_sampling, read_tools
-from relax_server.api.played import PlayedSession
-from relax_server.api.wire import json_response
+from relax_server.gateway.errors import as_api_error, bad
+from relax_server.gateway.model_route import GrowingAnswer, ModelRoute, data
+from relax_server.gateway.openai_chat import ModelCall, extra, read_flag, read_message, read_sampling, read_tools
+from relax_server.gateway.played import PlayedSession
+from relax_server.gateway.wire import json_response
 from relax_server.rollout.calls import Answer
 
 REFUSED = {

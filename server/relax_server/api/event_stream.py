@@ -1,0 +1,46 @@
+"""A topic's events as server-sent events, from any number on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+from fastapi.responses import Response
+from sse_starlette.event import ServerSentEvent
+from sse_starlette.sse import EventSourceResponse
+from starlette.requests import Request
+
+from relax_server.api.events import EventLog
+from relax_server.gateway.errors import bad
+
+PING_SECONDS = 15
+"""Between signs of life on an event stream."""
+
+
+def follow(log: EventLog, topic: str, request: Request, ending: dict[str, Any] | None = None) -> Response:
+    """A topic's events from the one after `Last-Event-ID` on; it ends after the last event of something that is over.
+
+    Args:
+        log: of events.
+        topic: whose.
+        request: of who follows.
+        ending: how it ended, if it is over: told also when its events were pruned.
+    """
+    last = request.headers.get("last-event-id", "0")
+    if not last.isdigit() or len(last) > 18:
+        raise bad(f"Last-Event-ID = {last!r}; allowed: the id of an event", "Last-Event-ID")
+
+    def shown(kind: str, data: dict[str, Any], seq: int) -> ServerSentEvent:
+        return ServerSentEvent(data=orjson.dumps(data).decode(), event=kind, id=str(seq))
+
+    async def events() -> AsyncIterator[ServerSentEvent]:
+        seq, source = int(last), log.follow(topic, int(last)) if ending is None else log.rest(topic, int(last))
+        async for event in source:
+            yield shown(event.kind, event.data, seq := event.seq)
+            if event.kind == "finished":
+                return
+        if ending is not None:
+            yield shown("finished", ending, seq)
+
+    return EventSourceResponse(events(), ping=PING_SECONDS)

@@ -1,0 +1,40 @@
+"""Acting in a session's environment, for every way in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relax_sdk.messages import AssistantMessage
+from relax_server.gateway.errors import bad
+from relax_server.gateway.media import known_media
+from relax_server.gateway.openai_chat import read_message
+from relax_server.gateway.played import PlayedSession, Surroundings
+from relax_server.gateway.wire import on_wire, plain
+
+
+async def take_step(around: Surroundings, session: PlayedSession, raw: Any) -> Any:
+    """Carry an action out, and say what the environment answered.
+
+    Args:
+        around: where stored media are found.
+        session: whose environment.
+        raw: an assistant message.
+
+    Raises:
+        ApiError: not an assistant message, or the session is over.
+        EpisodeError: the environment failed.
+    """
+    refs = await known_media(around, [raw])
+    action = read_message({"role": "assistant", **raw} if isinstance(raw, dict) else raw, 0, refs)
+    if not isinstance(action, AssistantMessage):
+        raise bad("an action must be an assistant message", "action.role")
+    outcome = await session.step(action)
+    return plain(
+        {
+            "observation": on_wire(outcome.observation, session.media_form),
+            "reward": outcome.reward,
+            "terminated": outcome.terminated,
+            "truncated": outcome.truncated,
+            "info": outcome.info,
+        }
+    )

@@ -1,0 +1,74 @@
+"""Between HTTP and the routes: keys and bodies read, answers written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+
+from relax_sdk.messages import MEDIA_SCHEME, Message
+from relax_server.gateway.errors import ApiError, bad
+
+_MARK = MEDIA_SCHEME.encode()
+
+
+def bearer(request: HTTPConnection) -> str:
+    """The key that a request shows; empty if none."""
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    return secret.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """A request's body.
+
+    Raises:
+        ApiError: too large.
+    """
+    stated = request.headers.get("content-length", "0")
+    if stated.isdigit() and int(stated) > limit:
+        raise ApiError(413, f"the body has {stated} bytes; allowed: {limit}", "too_large")
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise ApiError(413, f"the body has more than {limit} bytes", "too_large")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def read_json(request: Request, limit: int) -> tuple[Any, int, bool]:
+    """A request's body as JSON, its size, and whether it names media of the store.
+
+    Raises:
+        ApiError: too large, or not JSON.
+    """
+    body = await read_body(request, limit)
+    try:
+        return orjson.loads(body), len(body), _MARK in body
+    except orjson.JSONDecodeError as error:
+        raise bad(f"the body is not JSON: {error}", code="invalid_json") from error
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """JSON, by orjson."""
+    return Response(orjson.dumps(body), status, headers, "application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    """An error as every route tells it."""
+    return json_response(error.body, error.status, error.headers)
+
+
+def on_wire(messages: Sequence[Message], form: str) -> list[dict[str, Any]]:
+    """Messages as a client is sent them, media by `reference` or `inline`."""
+    return [
+        message.to_openai(lambda part: part.data_uri()) if form == "inline" else message.to_openai() for message in messages
+    ]
+
+
+def plain(value: Any) -> Any:
+    """JSON data with what an environment may have put into `info` made plain, and NaN as null."""
+    return orjson.Fragment(orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS))
