@@ -50,7 +50,8 @@ def train(
 
     if resume is not None:
         service: dict[str, Any] = dict(server=server, key=key if server else None, provide=provide)
-        run = Trainer.from_run(resume, env, runtime=runtime, **service).fit(steps, resume=True)
+        trainer = Trainer.from_run(resume, env, change=parse_settings(set_ or []), runtime=runtime, **service)
+        run = trainer.fit(steps, resume=True)
     elif env is None:
         raise ConfigError("name an environment (see `relax envs list`) or a folder with --resume")
     else:

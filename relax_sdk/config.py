@@ -162,12 +162,19 @@ class AlgorithmConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Megatron's AdamW and the learning-rate schedule."""
+    """Megatron's AdamW and the learning-rate schedule.
+
+    The rate rises to `lr` over the warm-up and decays after it. On `fit(resume=True)` another number of steps lets the rate
+    go on from where it is, towards the new end; another `lr` is the new peak, to which it rises from where it is over
+    `warmup_steps`, or falls at once. `warmup_steps`, `decay`, `min_lr_ratio` and `clip_grad` may change as well; the others
+    belong to AdamW's moments and may not.
+    """
 
     lr: float = 5e-4
     warmup_steps: int = 20
+    """Steps until `lr` is reached, but at most a quarter of the run."""
     decay: Literal["linear", "constant"] = "linear"
-    """From `lr` after the warm-up to `min_lr_ratio` of it at the last step."""
+    """`linear`: from `lr` after the warm-up to `min_lr_ratio` of it at the last step."""
     min_lr_ratio: float = 0.05
     beta1: float = 0.9
     beta2: float = 0.99
@@ -185,12 +192,6 @@ class OptimizerConfig:
         _require(self.eps > 0, self, "eps", "above 0")
         _require(self.weight_decay >= 0, self, "weight_decay", "0 or more")
         _require(self.clip_grad > 0, self, "clip_grad", "above 0")
-
-    def lr_at(self, step: int, total: int) -> float:
-        """Learning rate of 0-based `step` out of `total`."""
-        warm = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
-        decay = max(self.min_lr_ratio, 1 - step / max(total, 1)) if self.decay == "linear" else 1.0
-        return self.lr * warm * decay
 
 
 @dataclass(frozen=True)

@@ -182,22 +182,36 @@ class Trainer:
         return run
 
     @classmethod
-    def from_run(cls, folder: str | os.PathLike[str], env: str | type[Env] | EnvSpec | None = None, **service: Any) -> Trainer:
+    def from_run(
+        cls,
+        folder: str | os.PathLike[str],
+        env: str | type[Env] | EnvSpec | None = None,
+        *,
+        change: Mapping[str, Mapping[str, Any]] | None = None,
+        **service: Any,
+    ) -> Trainer:
         """A trainer set up as an earlier run was, to go on with `fit(resume=True)`.
 
         Args:
             folder: of the run.
             env: in place of the one that it names.
+            change: fields of sections to change, such as `{"optimizer": {"lr": 1e-4}}`. What the checkpoint depends on may
+                not change; the error then names it.
             **service: `server`, `key` and `provide` of a run that a service carries out.
 
         Raises:
-            ConfigError: not a run folder.
+            ConfigError: not a run folder; an unknown section or field, or a value outside its range.
         """
         path = Path(folder)
         try:
-            config = run_config_from_dict(json.loads((path / CONFIG).read_text()))
+            values = json.loads((path / CONFIG).read_text())
         except (OSError, json.JSONDecodeError) as error:
             raise ConfigError(f"{path} is not a run folder ({error})") from error
+        for name, fields in (change or {}).items():
+            if name not in SECTIONS:
+                raise ConfigError(f"no section {name!r} to change; there are {', '.join(SECTIONS)}")
+            values[name] = values.get(name, {}) | dict(fields)
+        config = run_config_from_dict(values)
         trainer = cls(env or config.env, folder=path, **service)
         trainer.config = config
         return trainer

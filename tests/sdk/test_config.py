@@ -136,17 +136,3 @@ def test_a_configuration_cannot_be_changed_afterwards() -> None:
 def test_whole_numbers_are_numbers() -> None:
     assert OptimizerConfig(lr=1, weight_decay=0).lr == 1
     assert RolloutConfig(episode_timeout=float("inf")).episode_timeout == float("inf")
-
-
-@pytest.mark.parametrize(
-    ("config", "step", "total", "lr"),
-    [
-        (OptimizerConfig(lr=1.0, warmup_steps=10), 0, 100, 0.1),
-        (OptimizerConfig(lr=1.0, warmup_steps=10), 9, 100, 0.91),
-        (OptimizerConfig(lr=1.0, warmup_steps=0), 50, 100, 0.5),
-        (OptimizerConfig(lr=1.0, warmup_steps=0, min_lr_ratio=0.2), 99, 100, 0.2),
-        (OptimizerConfig(lr=1.0, warmup_steps=0, decay="constant"), 99, 100, 1.0),
-    ],
-)
-def test_the_learning_rate_warms_up_and_decays(config: OptimizerConfig, step: int, total: int, lr: float) -> None:
-    assert config.lr_at(step, total) == pytest.approx(lr)

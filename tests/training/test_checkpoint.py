@@ -68,7 +68,7 @@ def save_then_load(folder: Path, saved: tuple[str, dict[str, Any]], loaded: tupl
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ((TEXT, {"lr": 1e-3}), r"optimizer\.lr: 0\.0005 in the checkpoint, 0\.001 here"),
+        ((TEXT, {"beta1": 0.8}), r"optimizer\.beta1: 0\.9 in the checkpoint, 0\.8 here"),
         ((TEXT, {"advantage": "rloo", "clip_high": 0.3}), r"algorithm\.advantage: 'grpo'.*algorithm\.clip_high"),
         ((TEXT, {"dtype": "bfloat16"}), r"training\.dtype"),
         (("relax/tiny-llama", {}), r"model\.architectures.*model\.model_type: 'qwen3' in the checkpoint, 'llama' here"),
@@ -127,7 +127,7 @@ def save_twice(folder: Path) -> dict[str, Any]:
         failed = ""
     return {
         "names": sorted(f.name for f in folder.iterdir()),
-        "header": (header["step"], header["meta"]),
+        "header": (header["step"], header["meta"]["meta"]),
         "failed": failed,
         "children": len(psutil.Process().children()),
     }
@@ -139,3 +139,28 @@ def test_a_checkpoint_is_replaced_whole(worker, tmp_path):
     assert "cannot be written" in got["failed"]
     assert got["names"] == [".d.partial", "c"]
     assert got["children"] == 0
+
+
+def extended(folder: Path, settings: dict[str, Any], total: int) -> list[float]:
+    """The learning rates of a run of eight steps, then of the steps after it under other settings."""
+    policy = make_policy(TEXT, total_steps=8, warmup_steps=2, lr=1e-3)
+    rates = [policy.train_step(letter_groups(policy.processor, 1, 2), read, i)["lr"] for i in range(8)]
+    policy.save(folder / "c", {})
+    other = make_policy(TEXT, total_steps=total, **{"warmup_steps": 2, "lr": 1e-3} | settings)
+    other.load(folder / "c")
+    rates += [other.train_step(letter_groups(other.processor, 1, 2), read, i)["lr"] for i in range(8, 10)]
+    other.save(folder / "d", {})
+    again = make_policy(TEXT, total_steps=total, **{"warmup_steps": 2, "lr": 1e-3} | settings)
+    again.load(folder / "d")
+    return [*rates, again.train_step(letter_groups(again.processor, 1, 2), read, 10)["lr"]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, [5e-5, 5e-5, 5e-5]), ({"lr": 4.5e-4}, [2.5e-4, 4.5e-4, 4.5e-4 - (4.5e-4 * 0.95) / 6])],
+)
+def test_an_extended_run_goes_on_from_the_rate_reached(worker, tmp_path, settings, expected):
+    rates = worker.run(extended, tmp_path, settings, 16)
+    assert rates[:2] == pytest.approx([5e-4, 1e-3])
+    assert rates[7] == pytest.approx(5e-5)
+    assert rates[8:] == pytest.approx(expected)

@@ -22,10 +22,14 @@ from relax_server.training.metrics import StepMetrics
 from relax_server.training.model import Model  # patches torch, before the rest of Megatron is imported
 from relax_server.training.objective import LossSum, Targets, cross_entropy, policy_objective
 from relax_server.training.rollouts import collect, token_advantages
+from relax_server.training.schedule import Schedule
 
 from relax_server.training.megatron import checkpoint  # isort: skip
 from relax_server.training.megatron.routes import sample_routes  # isort: skip
 from relax_server.training.megatron.trainer import MegatronTrainer  # isort: skip
+
+MAY_CHANGE = ("lr", "warmup_steps", "decay", "min_lr_ratio", "clip_grad")
+"""Settings of the optimizer that may be others where a run goes on."""
 
 
 class Policy(Model):
@@ -61,6 +65,7 @@ class Policy(Model):
     ) -> None:
         super().__init__(model_path, training=training, seed=seed, temperature=temperature, features=features)
         self.algorithm, self.optimizer, self.total_steps = algorithm, optimizer, total_steps
+        self.schedule = Schedule.of(optimizer, total_steps)
         self.step = 0
         """Training steps done."""
         self.spans: list[tuple[str, float, float]] = []
@@ -129,7 +134,7 @@ class Policy(Model):
         targets = self._targets(batch, token_advantages(rollouts, batch.trained))
         with metrics.seconds("logprobs"):
             targets = self._before(parts, targets, given.ref_log_probs if given is not None else None)
-        lr = self.optimizer.lr_at(self.step, self.total_steps)
+        lr = self.schedule.at(self.step)
         for number, forests in enumerate(parts):
             with metrics.seconds("forward_backward"):
                 results = self._accumulate(forests, policy_objective(self.algorithm), targets)
@@ -164,14 +169,17 @@ class Policy(Model):
             self._set_reference(self._load_model(Path(folder_), replay_routes=False).model)
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree in to be continued."""
+        """What a checkpoint must agree in to be continued: all that its weights, moments and numbers follow from.
+
+        The learning rate and its schedule may change (`Schedule.going_on`), and the bound of the gradient's norm.
+        """
         model = self.processor.hf_config.to_dict()
         for key in ("_name_or_path", "transformers_version"):
             model.pop(key, None)
         return {
             "model": model,
             "algorithm": dataclasses.asdict(self.algorithm),
-            "optimizer": dataclasses.asdict(self.optimizer),
+            "optimizer": {k: v for k, v in dataclasses.asdict(self.optimizer).items() if k not in MAY_CHANGE},
             "training": {"dtype": self.training.dtype, "replay_routes": self.training.replay_routes},
             "temperature": self.temperature,
         }
@@ -182,10 +190,13 @@ class Policy(Model):
         Raises:
             CheckpointError: it cannot be written.
         """
-        checkpoint.save(Path(folder_), self.trainer, identity=self.identity(), step=self.step, meta=meta)
+        kept = {"schedule": self.schedule.to_dict(), "meta": meta}
+        checkpoint.save(Path(folder_), self.trainer, identity=self.identity(), step=self.step, meta=kept)
 
     def load(self, folder_: Path) -> dict[str, Any]:
         """Continue from a checkpoint; the steps that follow are those of an uninterrupted run, bit for bit.
+
+        Where the learning rate's settings or the number of steps have changed, the rate goes on from where it was.
 
         Returns:
             `meta` as it was saved.
@@ -193,8 +204,9 @@ class Policy(Model):
         Raises:
             CheckpointError: missing, damaged, or of another model or configuration; the differences are named.
         """
-        self.step, meta = checkpoint.load(Path(folder_), self.trainer, identity=self.identity())
-        return meta
+        self.step, kept = checkpoint.load(Path(folder_), self.trainer, identity=self.identity())
+        self.schedule = Schedule.from_dict(kept["schedule"]).going_on(self.optimizer, self.total_steps, self.step)
+        return kept["meta"]
 
     # ----------------------------------------------------------------------------------------------------- inner works
 
