@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,31 +13,93 @@ from relax_sdk.truncation import check_complete
 
 if TYPE_CHECKING:
     import av
+    from PIL import Image as PILImage
 
 SAMPLING_RATE = 16_000
 """Every sound is decoded to this rate, in Hz, mono."""
 
+MAX_AMPLITUDE = 16.0
+"""A sample of full scale is 1.0. Mixed sounds go a little beyond; a sample beyond this was never divided by its full scale."""
+
+MAX_FRAME_BYTES = 4 * 2**30
+"""What the decoded frames of one film may take, in bytes."""
+
+FEW_FRAMES = 64
+"""So many frames of any size that is allowed are within `MAX_FRAME_BYTES`; the size of a frame then need not be known."""
+
+FrameSampler = Callable[[int, float], Sequence[int]]
+"""Chooses frames of a film: from their number and the frames per second (0: not stated) to ascending indices."""
+
 
 def decode_image(data: bytes) -> np.ndarray:
-    """Pixels as uint8 [height, width, 3].
+    """A picture as a model sees it: upright (EXIF orientation), on white where it is transparent, the first frame of several.
+
+    Transparency and orientation are treated as in `convert_to_rgb` and `load_image` of transformers. Of 16-bit grey the high
+    byte is taken, as libpng and browsers do; Pillow's own conversion would cut everything above 255 off to white.
+
+    Returns:
+        Pixels as uint8 [height, width, 3].
 
     Raises:
-        MediaError: damaged or truncated.
+        MediaError: damaged, truncated, or with pixels that have no stated range.
     """
     from PIL import Image as PILImage
+    from PIL import ImageOps
 
     try:
         with PILImage.open(io.BytesIO(data)) as image:
-            return np.asarray(image.convert("RGB"))
+            check_mode(image.mode)
+            ImageOps.exif_transpose(image, in_place=True)
+            return np.asarray(_on_white(_eight_bits(image)))
+    except MediaError:
+        raise
     except Exception as error:
         raise MediaError(f"damaged image ({error})") from error
+
+
+def check_mode(mode: str) -> None:
+    """Refuse Pillow modes whose pixels have no stated range.
+
+    Raises:
+        MediaError: 32-bit integers or floats.
+    """
+    if mode in ("I", "F"):
+        kind = "integers" if mode == "I" else "floats"
+        raise MediaError(
+            f"the image has 32-bit {kind} as pixels, whose range no header states; scale them to 8 bits: "
+            "Image.from_array(uint8 [height, width])"
+        )
+
+
+def _eight_bits(image: PILImage.Image) -> PILImage.Image:
+    """16-bit grey as 8-bit grey; every other image as it is."""
+    if not image.mode.startswith("I;16"):
+        return image
+    from PIL import Image as PILImage
+
+    values = np.asarray(image)
+    grey = (values >> 8).astype(np.uint8)
+    clear = image.info.get("transparency")
+    if isinstance(clear, int):
+        grey[values == clear] = 255
+    return PILImage.fromarray(grey)
+
+
+def _on_white(image: PILImage.Image) -> PILImage.Image:
+    from PIL import Image as PILImage
+
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image.convert("RGB")
+    colours = image.convert("RGBA")
+    white = PILImage.new("RGBA", colours.size, (255, 255, 255, 255))
+    return PILImage.alpha_composite(white, colours).convert("RGB")
 
 
 def decode_audio(data: bytes, sampling_rate: int = SAMPLING_RATE) -> np.ndarray:
     """Samples as float32 [n], mono, at `sampling_rate` Hz.
 
     Raises:
-        MediaError: damaged, empty, shorter than its header says, or not finite.
+        MediaError: damaged, empty, shorter than its header says, not finite, or far beyond full scale.
     """
     import soundfile
 
@@ -54,6 +116,7 @@ def decode_audio(data: bytes, sampling_rate: int = SAMPLING_RATE) -> np.ndarray:
         raise MediaError(f"truncated sound: {len(wave)} of {stated} samples could be read")
     if not np.isfinite(wave).all():
         raise MediaError(f"the sound holds {int((~np.isfinite(wave)).sum())} samples that are NaN or infinite")
+    check_amplitude(wave)
     mono = wave.mean(axis=1) if wave.shape[1] > 1 else wave[:, 0]
     if rate != sampling_rate:
         import soxr
@@ -62,36 +125,62 @@ def decode_audio(data: bytes, sampling_rate: int = SAMPLING_RATE) -> np.ndarray:
     return np.ascontiguousarray(mono, dtype=np.float32)
 
 
-def decode_video(data: bytes, max_frames: int = 16) -> tuple[np.ndarray, float]:
-    """Frames spread evenly over the video, first and last among them.
-
-    Returns:
-        uint8 [n, height, width, 3] with n ≤ max_frames, and the frames per second of the returned frames.
+def check_amplitude(wave: np.ndarray) -> None:
+    """Refuse samples that were never scaled to floats of full scale 1.0.
 
     Raises:
-        MediaError: damaged or truncated.
+        MediaError: a sample beyond ±`MAX_AMPLITUDE`.
+    """
+    peak = float(np.abs(wave).max())
+    if peak > MAX_AMPLITUDE:
+        raise MediaError(
+            f"the samples reach {peak:g}, where full scale is 1.0; divide them by their full scale (32768 for 16-bit integers)"
+        )
+
+
+def decode_video(data: bytes, max_frames: int = 16, sample: FrameSampler | None = None) -> tuple[np.ndarray, float]:
+    """Frames of a film; a soundtrack is not read.
+
+    Args:
+        data: the encoded file.
+        max_frames: without `sample`, at most so many are spread evenly over the film, first and last among them.
+        sample: chooses the frames.
+
+    Returns:
+        uint8 [n, height, width, 3], and the frames per second of the returned frames.
+
+    Raises:
+        MediaError: damaged or truncated, or `sample` refuses the film.
     """
     check_complete(data)
+    if sample is None:
+
+        def sample(count: int, fps: float) -> Sequence[int]:
+            return np.linspace(0, count - 1, min(count, max_frames)).round().astype(int).tolist()
+
     try:
-        frames, count, fps = _decode_decord(data, max_frames)
+        frames, count, fps = _decode_decord(data, sample)
+    except MediaError:
+        raise
     except Exception:
-        frames, count, fps = _decode_pyav(data, max_frames)
+        frames, count, fps = _decode_pyav(data, sample)
     return frames, (fps or 1.0) * len(frames) / count
 
 
-def _spread(count: int, max_frames: int) -> np.ndarray:
-    return np.linspace(0, count - 1, min(count, max_frames)).round().astype(int)
-
-
-def _decode_decord(data: bytes, max_frames: int) -> tuple[np.ndarray, int, float]:
+def _decode_decord(data: bytes, sample: FrameSampler) -> tuple[np.ndarray, int, float]:
     import decord
 
     reader = decord.VideoReader(io.BytesIO(data), num_threads=1)
-    count = len(reader)
-    return reader.get_batch(_spread(count, max_frames)).asnumpy(), count, float(reader.get_avg_fps())
+    count, fps = len(reader), float(reader.get_avg_fps())
+    if not count:
+        raise EOFError("no frames")  # for PyAV to look at
+    indices = sample(count, fps)
+    if len(indices) > FEW_FRAMES:
+        _check_size(len(indices), *reader[0].shape[:2])
+    return reader.get_batch(indices).asnumpy(), count, fps
 
 
-def _decode_pyav(data: bytes, max_frames: int) -> tuple[np.ndarray, int, float]:
+def _decode_pyav(data: bytes, sample: FrameSampler) -> tuple[np.ndarray, int, float]:
     """The fallback for containers that decord cannot open, and the one whose errors are told."""
     import av
 
@@ -105,10 +194,16 @@ def _decode_pyav(data: bytes, max_frames: int) -> tuple[np.ndarray, int, float]:
         with av.open(io.BytesIO(data), "r") as container:
             if not container.streams.video:
                 raise MediaError("the file holds no video stream")
-            stated, fps = container.streams.video[0].frames, float(container.streams.video[0].average_rate or 0)
+            stream = container.streams.video[0]
+            stated, fps = stream.frames, float(stream.average_rate or 0)
+            size = stream.codec_context.height, stream.codec_context.width
         # Only the wanted frames are held: all of a long video would not fit in memory. WebM does not state their number.
         count = stated or sum(1 for _ in frames())
-        wanted, found, kept = set(_spread(count, max_frames).tolist()), 0, []
+        if not count:
+            raise MediaError("no frame of the video could be decoded")
+        indices = sample(count, fps)
+        _check_size(len(indices), *size)
+        wanted, found, kept = set(indices), 0, []
         for frame in frames():
             if found in wanted:
                 kept.append(frame.to_ndarray(format="rgb24"))
@@ -122,3 +217,14 @@ def _decode_pyav(data: bytes, max_frames: int) -> tuple[np.ndarray, int, float]:
     if found < count:
         raise MediaError(f"truncated video: {found} of {count} frames could be decoded")
     return np.stack(kept), count, fps
+
+
+def _check_size(n: int, height: int, width: int) -> None:
+    """Refuse to hold more than `MAX_FRAME_BYTES` of frames at once."""
+    wanted = n * height * width * 3
+    if wanted > MAX_FRAME_BYTES:
+        raise MediaError(
+            f"{n} frames of {width}x{height} pixels would take {wanted / 2**30:.1f} GiB; the limit is "
+            f"{MAX_FRAME_BYTES / 2**30:g} GiB: take fewer frames (fps or num_frames in the model folder's "
+            "video_preprocessor_config.json) or make the film smaller"
+        )

@@ -9,66 +9,38 @@ import threading
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from relax_sdk.decoding import SAMPLING_RATE, decode_audio, decode_image, decode_video
+from relax_sdk.decoding import SAMPLING_RATE, check_amplitude, decode_audio, decode_image, decode_video
 from relax_sdk.errors import MediaError
+from relax_sdk.probing import EXTENSIONS, LIMITS, Kind, MediaLimits, MediaRef, probe, verify
 
 if TYPE_CHECKING:
     from typing import Self
 
     from PIL import Image as PILImage
 
-Kind = Literal["image", "audio", "video"]
-
-
-@dataclass(frozen=True)
-class MediaLimits:
-    """What a single media item may cost to hold and to decode."""
-
-    max_bytes: int = 64 * 2**20
-    max_pixels: int = 4096 * 4096
-    """Width times height of an image or of one video frame."""
-    max_seconds: float = 600.0
-    """Duration of a sound or video."""
-    max_frames: int = 18_000
-    """Frames of a video."""
-    max_samples: int = 120_000_000
-    """Samples of a sound, all channels together."""
-
-
-LIMITS = MediaLimits()
-
-
-@dataclass(frozen=True)
-class MediaRef:
-    """Names one media item: the sha256 of its bytes and what is needed without decoding it."""
-
-    sha256: str
-    mime: str
-    size: int
-    """Bytes."""
-    width: int | None = None
-    """Pixels; images and videos."""
-    height: int | None = None
-    duration: float | None = None
-    """Seconds; sounds and videos."""
-    sampling_rate: int | None = None
-    """Hz as stored; sounds."""
-    fps: float | None = None
-    """Frames per second as stored; videos."""
-
-    @property
-    def kind(self) -> Kind:
-        """`image`, `audio` or `video`."""
-        return self.mime.split("/", 1)[0]  # type: ignore[return-value]
-
-    @property
-    def extension(self) -> str:
-        """The file ending of the store's copy, with its dot."""
-        return _EXTENSIONS.get(self.mime, ".bin")
+__all__ = [
+    "LIMITS",
+    "PARTS",
+    "SAMPLING_RATE",
+    "Audio",
+    "Image",
+    "Kind",
+    "Media",
+    "MediaLimits",
+    "MediaRef",
+    "MediaStore",
+    "Video",
+    "decode_audio",
+    "decode_image",
+    "decode_video",
+    "from_ref",
+    "probe",
+    "verify",
+]
 
 
 @dataclass(frozen=True)
@@ -139,7 +111,10 @@ class Media:
 
 @dataclass(frozen=True)
 class Image(Media):
-    """A still picture."""
+    """A still picture.
+
+    A model sees it upright (EXIF orientation applied), on white where it is transparent, and the first frame of an animation.
+    """
 
     kind: ClassVar[Kind] = "image"
 
@@ -162,9 +137,16 @@ class Image(Media):
 
     @classmethod
     def from_pil(cls, image: PILImage.Image) -> Image:
-        """Encode a Pillow image losslessly (PNG)."""
+        """Encode a Pillow image losslessly (PNG).
+
+        Raises:
+            MediaError: a mode that PNG cannot hold (CMYK, LAB, floats), or too large.
+        """
         buffer = io.BytesIO()
-        image.save(buffer, format="PNG", compress_level=1)
+        try:
+            image.save(buffer, format="PNG", compress_level=1)
+        except OSError as error:
+            raise MediaError(f"Image.from_pil: {error}; convert it first: image.convert('RGB')") from error
         return cls.from_bytes(buffer.getvalue())
 
     def _repr_png_(self) -> bytes:
@@ -190,7 +172,8 @@ class Audio(Media):
             sampling_rate: Hz.
 
         Raises:
-            MediaError: empty, not finite, wrong shape, or a sampling rate or number of channels that WAV cannot hold.
+            MediaError: empty, not finite, wrong shape, channels before samples, samples far beyond 1 (integers that were not
+                divided by their full scale), or a sampling rate or number of channels that WAV cannot hold.
         """
         import soundfile
 
@@ -201,6 +184,15 @@ class Audio(Media):
             )
         if not np.isfinite(wave).all():
             raise MediaError(f"Audio.from_array: {int((~np.isfinite(wave)).sum())} of {wave.size} samples are NaN or infinite")
+        if wave.ndim == 2 and wave.shape[1] > wave.shape[0]:
+            raise MediaError(
+                f"Audio.from_array wants [n, channels], got {list(wave.shape)}: {wave.shape[1]} channels of {wave.shape[0]} "
+                "samples; transpose it (samples.T)"
+            )
+        try:
+            check_amplitude(wave)
+        except MediaError as error:
+            raise MediaError(f"Audio.from_array: {error}") from error
         buffer = io.BytesIO()
         subtype = "PCM_16" if np.abs(wave).max() <= 1.0 else "FLOAT"
         try:
@@ -216,7 +208,7 @@ class Audio(Media):
 
 @dataclass(frozen=True)
 class Video(Media):
-    """Moving pictures; a soundtrack is ignored."""
+    """A film: its pictures only. A soundtrack is ignored; give it as an `Audio` part beside the film."""
 
     kind: ClassVar[Kind] = "video"
 
@@ -315,7 +307,11 @@ class MediaStore:
         return media.ref
 
     def path(self, ref: MediaRef) -> Path:
-        """Where the bytes of `ref` are or would be."""
+        """The file that holds the bytes of `ref`, or would hold them.
+
+        Raises:
+            MediaError: the reference carries no sha256.
+        """
         if len(ref.sha256) != 64 or not all(c in "0123456789abcdef" for c in ref.sha256):
             raise MediaError(f"not a sha256: {ref.sha256!r}")
         return self.root / ref.sha256[:2] / (ref.sha256 + ref.extension)
@@ -327,7 +323,7 @@ class MediaStore:
             MediaError: not a sha256, or the file cannot be read.
         """
         folder = self.path(MediaRef(sha256, "", 0)).parent
-        for mime, extension in _EXTENSIONS.items():
+        for mime, extension in EXTENSIONS.items():
             path = folder / (sha256 + extension)
             if path.exists():
                 return probe(path.read_bytes(), mime.split("/", 1)[0])  # type: ignore[arg-type]
@@ -347,123 +343,3 @@ class MediaStore:
     def load(self, ref: MediaRef) -> Media:
         """A part that reads its bytes from this store."""
         return _part_class(ref)(ref, None, str(self.path(ref)))
-
-
-# ------------------------------------------------------------------------------------------------------------- probing
-
-
-def probe(data: bytes, kind: Kind, limits: MediaLimits = LIMITS) -> MediaRef:
-    """Read an item's header and check it against the limits.
-
-    Raises:
-        MediaError: empty, too large, not of `kind`, or the header cannot be read.
-    """
-    if not data:
-        raise MediaError(f"empty {kind} (0 bytes)")
-    if len(data) > limits.max_bytes:
-        raise MediaError(f"{kind} of {len(data):,} bytes, more than the limit of {limits.max_bytes:,}")
-    facts = {"image": _probe_image, "audio": _probe_audio, "video": _probe_video}[kind](data, limits)
-    return MediaRef(sha256=hashlib.sha256(data).hexdigest(), size=len(data), **facts)
-
-
-def _probe_image(data: bytes, limits: MediaLimits) -> dict[str, Any]:
-    from PIL import Image as PILImage
-
-    try:
-        with PILImage.open(io.BytesIO(data)) as image:
-            mime, (width, height) = image.get_format_mimetype(), image.size
-    except Exception as error:
-        raise MediaError(f"not a readable image ({error})") from error
-    _check_pixels("image", width, height, limits)
-    return dict(mime=mime or "image/unknown", width=width, height=height)
-
-
-def _probe_audio(data: bytes, limits: MediaLimits) -> dict[str, Any]:
-    import soundfile
-
-    try:
-        info = soundfile.info(io.BytesIO(data))
-    except Exception as error:
-        raise MediaError(f"not a readable sound ({error})") from error
-    if info.frames <= 0:
-        raise MediaError("the sound holds a header but no samples")
-    if info.duration > limits.max_seconds:
-        raise MediaError(f"sound of {info.duration:.1f} s, more than the limit of {limits.max_seconds:g} s")
-    if info.frames * info.channels > limits.max_samples:
-        raise MediaError(
-            f"sound of {info.frames:,} samples in {info.channels} channels, more than the limit of {limits.max_samples:,}"
-        )
-    mime = {"WAV": "audio/wav", "FLAC": "audio/flac", "OGG": "audio/ogg", "MP3": "audio/mpeg"}.get(info.format, "audio/unknown")
-    return dict(mime=mime, duration=info.duration, sampling_rate=info.samplerate)
-
-
-def _probe_video(data: bytes, limits: MediaLimits) -> dict[str, Any]:
-    import av
-
-    try:
-        with av.open(io.BytesIO(data), "r") as container:
-            if not container.streams.video:
-                raise MediaError("the file holds no video stream")
-            stream = container.streams.video[0]
-            width, height = stream.codec_context.width, stream.codec_context.height
-            fps = float(stream.average_rate or 0) or None
-            duration = container.duration / av.time_base if container.duration else None
-            frames = stream.frames or int((duration or 0) * (fps or 0))
-            mime = _VIDEO_FORMATS.get(container.format.name)
-            if mime is None:
-                raise MediaError(f"not a video but {container.format.long_name}; allowed: MP4, WebM, Matroska, AVI, GIF")
-    except MediaError:
-        raise
-    except Exception as error:
-        raise MediaError(f"not a readable video ({error})") from error
-    _check_pixels("video frame", width, height, limits)
-    if duration is not None and duration > limits.max_seconds:
-        raise MediaError(f"video of {duration:.1f} s, more than the limit of {limits.max_seconds:g} s")
-    if frames > limits.max_frames:
-        raise MediaError(f"video of {frames:,} frames, more than the limit of {limits.max_frames:,}")
-    return dict(mime=mime, width=width, height=height, duration=duration, fps=fps)
-
-
-def _check_pixels(what: str, width: int, height: int, limits: MediaLimits) -> None:
-    if width * height > limits.max_pixels:
-        raise MediaError(f"{what} of {width}x{height} pixels, more than the limit of {limits.max_pixels:,}")
-    if width < 1 or height < 1:
-        raise MediaError(f"{what} of {width}x{height} pixels")
-
-
-def verify(data: bytes, ref: MediaRef) -> None:
-    """Decode an item once, so that damage is found where the item enters and not in the engine.
-
-    Raises:
-        MediaError: damaged or truncated.
-    """
-    if ref.kind == "image":
-        decode_image(data)
-    elif ref.kind == "audio":
-        decode_audio(data)
-    else:
-        decode_video(data, max_frames=8)
-
-
-_VIDEO_FORMATS = {
-    "mov,mp4,m4a,3gp,3g2,mj2": "video/mp4",
-    "matroska,webm": "video/webm",
-    "avi": "video/x-msvideo",
-    "gif": "video/gif",
-}
-"""MIME type by the name FFmpeg gives the container."""
-
-_EXTENSIONS = {
-    "image/png": ".png",
-    "image/jpeg": ".jpg",
-    "image/webp": ".webp",
-    "image/gif": ".gif",
-    "audio/wav": ".wav",
-    "audio/flac": ".flac",
-    "audio/ogg": ".ogg",
-    "audio/mpeg": ".mp3",
-    "video/mp4": ".mp4",
-    "video/webm": ".webm",
-    "video/x-msvideo": ".avi",
-    "video/gif": ".gif",
-}

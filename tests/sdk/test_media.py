@@ -46,7 +46,11 @@ def test_image_pixels_survive(shape: tuple[int, ...]) -> None:
     assert (image.ref.width, image.ref.height, image.ref.mime) == (shape[1], shape[0], "image/png")
     shown = decode_image(image.bytes())
     assert shown.shape == (*shape[:2], 3) and shown.dtype == np.uint8
-    np.testing.assert_array_equal(shown, np.repeat(pixels[..., None], 3, 2) if len(shape) == 2 else pixels[..., :3])
+    if shape[2:] == (4,):
+        alpha = pixels[..., 3:] / 255
+        np.testing.assert_allclose(shown, pixels[..., :3] * alpha + 255 * (1 - alpha), atol=1)
+    else:
+        np.testing.assert_array_equal(shown, np.repeat(pixels[..., None], 3, 2) if len(shape) == 2 else pixels)
 
 
 def test_image_from_a_strided_view_and_from_pil() -> None:
