@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 import pytest
-from relax_server.rollout.context import EpisodeTask
 from relax_server.rollout.episode import Episode
+from relax_server.rollout.task import EpisodeTask
 from rollout_bench import until
 
 import relax_sdk as relax

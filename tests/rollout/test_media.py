@@ -166,7 +166,7 @@ async def test_media_of_a_group_are_decoded_once(bench, monkeypatch):
     made = bench(Shows, kwargs={"show": [lambda: [Video.from_array(FRAMES), Image.from_array(PIXELS)]]}, group_size=16)
     result = await made.group()
     assert len(result.group.trajectories) == 16
-    assert sorted(counts.values()) == [1, 1] and made.worker.context.intake.decoded == 2
+    assert sorted(counts.values()) == [1, 1] and made.worker.policies.intake.decoded == 2
 
 
 async def test_a_model_that_lacks_a_modality_is_refused_at_the_start(bench, tmp_path):

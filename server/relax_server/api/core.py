@@ -27,10 +27,12 @@ from relax_server.api.settings import ServiceConfig
 from relax_server.journal import open_journal
 from relax_server.journal.sql import SqlJournal
 from relax_server.rollout.commits import Committer
-from relax_server.rollout.context import RolloutContext, Tally, default_agent
+from relax_server.rollout.context import RolloutContext, default_agent
 from relax_server.rollout.media import MediaIntake
+from relax_server.rollout.policy import EnginePolicies
 from relax_server.rollout.pool import EnginePool
 from relax_server.rollout.rendering import Renderer
+from relax_server.rollout.stats import Tally
 from relax_server.rollout.threads import CallThreads
 
 if TYPE_CHECKING:
@@ -146,13 +148,9 @@ class ServiceCore:
             env_class=env_class,
             config=config,
             agent=agent or default_agent(env_class),
-            renderer=self.renderer,
-            intake=self.intake,
-            pool=self.pool,
+            policies=EnginePolicies(self.renderer, self.intake, self.pool, gate, routes),  # type: ignore[arg-type]
             threads=self.threads,
             slots=GatedSlots(self.slots.of(key.id, key.episodes), Gate(gate, self.admission)),  # type: ignore[arg-type]
-            gate=gate,  # type: ignore[arg-type]
-            routed_experts=routes,
             observes=spec is not FREE,
             tally=self.tally,
         )

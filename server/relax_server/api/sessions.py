@@ -25,9 +25,9 @@ from relax_server.gateway.errors import ApiError, as_api_error, bad, unknown
 from relax_server.gateway.played import PlayedSession, over
 from relax_server.log_ids import add_ids
 from relax_server.rollout.calls import Answer
-from relax_server.rollout.context import EpisodeTask
 from relax_server.rollout.episode import Episode
 from relax_server.rollout.recorder import Shown
+from relax_server.rollout.task import EpisodeTask
 
 RUN = "sessions"
 """The journal's run that sessions belong to if they name none."""

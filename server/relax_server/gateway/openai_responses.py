@@ -78,7 +78,7 @@ class ResponsesRoute(ModelRoute):
         )
 
     def whole(self, id: str, call: ResponseCall, answer: Answer, session: PlayedSession) -> Response:
-        session.responses[id] = [*answer.prompt.messages, answer.message]
+        session.responses[id] = [*answer.asked, answer.message]
         return json_response(response(id, call, answer.message, answer.turn))
 
     async def events(self, id: str, call: ResponseCall, answer: GrowingAnswer, session: PlayedSession) -> AsyncIterator[bytes]:
@@ -107,7 +107,7 @@ class ResponsesRoute(ModelRoute):
                         yield begun
                 text += rest
                 yield event("response.output_text.delta", **place, delta=rest, logprobs=[])
-            session.responses[id] = [*whole.prompt.messages, whole.message]
+            session.responses[id] = [*whole.asked, whole.message]
             items = output(id, whole.message)
             for index, item in enumerate(items):
                 if item["type"] == "message":

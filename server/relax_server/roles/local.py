@@ -34,7 +34,7 @@ from relax_server.roles.messages import (
     StartRollout,
 )
 from relax_server.roles.slot import start_engine
-from relax_server.rollout.chat import evaluate_endpoint
+from relax_server.rollout.endpoint import evaluate_endpoint
 
 T = TypeVar("T")
 

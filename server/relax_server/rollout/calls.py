@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_sdk.config import SamplingParams
-from relax_sdk.messages import AssistantMessage
+from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.trajectory import Turn
 from relax_server.engines.base import Generation
-from relax_server.rollout.recorder import Prompt, Shown
+from relax_server.rollout.recorder import Shown
 
 
 @dataclass(frozen=True)
@@ -35,5 +35,6 @@ class Answer:
 
     message: AssistantMessage
     turn: Turn
-    """As recorded."""
-    prompt: Prompt
+    """As recorded; of a policy that tells no tokens, without any."""
+    asked: list[Message]
+    """The conversation that it answers, its media where the policy reads them."""

@@ -14,8 +14,10 @@ from relax_sdk.session import EpisodeOver
 from relax_sdk.trajectory import Status, Trajectory
 from relax_sdk.validation import plain_data
 from relax_server.log_ids import add_ids
-from relax_server.rollout.context import EpisodeTask, RolloutContext
-from relax_server.rollout.session import EpisodeSession, State, named_error
+from relax_server.rollout.context import RolloutContext
+from relax_server.rollout.environment import named_error
+from relax_server.rollout.session import EpisodeSession, State
+from relax_server.rollout.task import EpisodeTask
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ class Episode:
         self.context = context
         self.task = task
         self.state: State | Status = State.QUEUED
-        self.session: EpisodeSession = (context.make_session or EpisodeSession)(context, task, self._enter)
+        self.session = EpisodeSession(context, task, self._enter)
         self.result: asyncio.Future[Trajectory] = asyncio.get_running_loop().create_future()
         self.error: RelaxError | None = None
         self._task: asyncio.Task[None] | None = None
@@ -131,7 +133,7 @@ class Episode:
 
         async def invoke(function: Callable[..., Any], *arguments: Any) -> Any:
             spent = time.monotonic() - started - (self.session.excluded - excluded)
-            return await self.session.invoke(function, *arguments, limit=max(limit - spent, 1e-3))
+            return await self.session.runner.invoke(function, *arguments, limit=max(limit - spent, 1e-3))
 
         try:
             await score(self.session.env, trajectory, invoke)
@@ -199,7 +201,7 @@ class Episode:
             self._timer = asyncio.get_running_loop().call_later(left, self._late)
             return
         self.context.tally.ignored_cancel += 1
-        self.session.lost = True
+        self.session.runner.lost = True
         error = EpisodeTimeout(f"{self.session.where('episode')}: ignored its cancellation and was left behind")
         self._finish(self._trajectory(Status.TIMED_OUT, error))
         self._release()

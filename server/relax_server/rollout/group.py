@@ -13,9 +13,10 @@ from relax_sdk.errors import EpisodeTimeout, RewardError
 from relax_sdk.messages import Message
 from relax_sdk.rewards import score_group
 from relax_sdk.trajectory import Group, Trajectory, derive_seed
-from relax_server.rollout.context import EpisodeTask, RolloutContext
+from relax_server.rollout.context import RolloutContext
+from relax_server.rollout.environment import named_error
 from relax_server.rollout.episode import GRACE, USABLE, Episode
-from relax_server.rollout.session import named_error
+from relax_server.rollout.task import EpisodeTask
 
 
 @dataclass(frozen=True)
@@ -135,12 +136,12 @@ async def play_group(context: RolloutContext, task: GroupTask) -> GroupResult:
         await asyncio.wait({play.done}, timeout=GRACE)
         raise
     finally:
-        context.pool.release(task.id)
+        context.policies.release(task.id)
     if not _alike(play.first):
         context.tally.unlike_groups += 1
     kept = [play.kept[index] for index in sorted(play.kept)]
     result = GroupResult(None, [play.last[i] for i in sorted(play.last)], play.failures, play.error)
-    usable = any(t.status in USABLE and (t.n_response_tokens or not context.tokens) for t in kept)
+    usable = any(t.status in USABLE and context.policies.answered(t) for t in kept)
     if usable and await _score(play, kept, result):
         result.group = Group(task.id, context.spec.id, task.task_index, kept)
     return result
@@ -164,7 +165,7 @@ async def _score(play: _Play, kept: list[Trajectory], result: GroupResult) -> bo
     limit = play.context.config.score_timeout
 
     async def invoke(function: Any, *arguments: Any) -> Any:
-        return await scorer.session.invoke(function, *arguments, limit=limit)
+        return await scorer.session.runner.invoke(function, *arguments, limit=limit)
 
     try:
         await score_group(scorer.session.env, scored, invoke)

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 WINDOW = 30
 """Seconds."""
+
+
+@dataclass
+class Tally:
+    """Counts of what happened to episodes, for display."""
+
+    states: Counter[str] = field(default_factory=Counter)
+    """Episodes that are in a state now, or ended in it."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Failed attempts by the name of their error."""
+    errors: deque[str] = field(default_factory=lambda: deque(maxlen=16))
+    """The last failures in words."""
+    ignored_cancel: int = 0
+    """Episodes that went on after they were cancelled, and were left behind."""
+    unlike_groups: int = 0
+    """Groups whose episodes were not all shown the same at first, though they had task and seed in common."""
+    closing: int = 0
+    """Environments whose `close` failed."""
+
+    def fail(self, error: BaseException) -> None:
+        """Count a failure."""
+        self.failures[type(error).__name__] += 1
+        self.errors.append(str(error))
 
 
 class Rate:

@@ -16,7 +16,6 @@ from relax_sdk.registry import EnvSpec
 from relax_sdk.session import Agent
 from relax_sdk.tasks import TaskSplit, task_splits
 from relax_sdk.trajectory import Group, Trajectory
-from relax_server.engines.base import GenerateRequest
 from relax_server.journal.base import Journal
 from relax_server.rollout.admission import Admission
 from relax_server.rollout.commits import Committer
@@ -24,8 +23,8 @@ from relax_server.rollout.context import RolloutContext, default_agent
 from relax_server.rollout.evaluation import EvalResult, Evaluator, OnPlayed
 from relax_server.rollout.group import GroupResult, GroupTask, play_group
 from relax_server.rollout.media import MediaIntake
+from relax_server.rollout.policy import EnginePolicies
 from relax_server.rollout.pool import EnginePool
-from relax_server.rollout.recorder import TokenRecorder
 from relax_server.rollout.rendering import Renderer
 from relax_server.rollout.stats import Rate, RolloutStats
 from relax_server.rollout.threads import CallThreads
@@ -98,19 +97,17 @@ class RolloutWorker:
         self._media_threads = CallThreads("media", MEDIA_THREADS)
         self._gate = asyncio.Event()
         self._gate.set()
+        intake = MediaIntake(store, processor, self._media_threads, config.rollout.step_timeout)
+        self.policies = EnginePolicies(Renderer(processor), intake, engines, self._gate, config.training.replay_routes)
         self.context = RolloutContext(
             run=run,
             spec=spec,
             env_class=env_class,
             config=config.rollout,
             agent=agent or default_agent(env_class),
-            renderer=Renderer(processor),
-            intake=MediaIntake(store, processor, self._media_threads, config.rollout.step_timeout),
-            pool=engines,
+            policies=self.policies,
             threads=self._threads,
             slots=asyncio.Semaphore(config.rollout.concurrency),
-            gate=self._gate,
-            routed_experts=config.training.replay_routes,
         )
         self.warmup_agent = warmup_agent or self.context.agent
         self._committer = Committer(journal, run)
@@ -333,18 +330,9 @@ class RolloutWorker:
         Raises:
             MediaError, TokenError, EngineError, EpisodeTimeout: as in an episode.
         """
-        recorder = TokenRecorder(self.context.renderer)
-        plan = recorder.plan(messages)
-        prepared = await self.context.intake.take(plan.new_media)
-        prompt = recorder.prompt(plan, [item.features for item in prepared if item.features is not None])
         key = f"{self.run_name}/by-hand/{next(self._calls)}"
-        request = GenerateRequest(prompt.ids, sampling or self.config.sampling, tuple(i.item for i in prepared), rid=key)
-        try:
-            generation, url = await self.pool.generate(request, self.config.rollout.turn_timeout, key)
-        finally:
-            self.pool.release(key)
-        turn = recorder.record(prompt, generation, [item.ref for item in prepared], url, 0.0)
-        return recorder.answer(plan, prompt, turn)
+        timeout = self.config.rollout.turn_timeout
+        return await self.policies.ask_once(messages, sampling or self.config.sampling, timeout, key)
 
     # ------------------------------------------------------------------------------------------------------- display
 

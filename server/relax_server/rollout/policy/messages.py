@@ -1,0 +1,70 @@
+"""Policies behind an OpenAI-compatible URL: messages in, messages out, no token ids; for evaluation only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from relax_sdk.errors import EpisodeError
+from relax_sdk.messages import Message
+from relax_sdk.trajectory import Trajectory, Turn
+from relax_server.engines.openai import ChatClient
+from relax_server.rollout.calls import Answer, CallOptions
+from relax_server.rollout.environment import EnvRunner
+from relax_server.rollout.policy.base import Policies, Policy
+
+
+class MessagePolicy(Policy):
+    """One episode's policy, asked by messages; the token ids of its turns are unknown, and empty in the trajectory.
+
+    Args:
+        client: of the endpoint.
+        runner: of the episode's environment.
+    """
+
+    def __init__(self, client: ChatClient, runner: EnvRunner) -> None:
+        self._client, self._runner = client, runner
+        self._turns: list[Turn] = []
+
+    @property
+    def turns(self) -> list[Turn]:
+        """All answers so far, without tokens."""
+        return self._turns
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Why there are no tokens."""
+        return {"tokens": f"unknown: played with {self._client.endpoint.model} at {self._client.endpoint.url}"}
+
+    async def ask(self, messages: Sequence[Message], options: CallOptions) -> Answer:
+        if options.on_partial is not None:
+            raise EpisodeError(f"{self._client.endpoint.url} is asked for whole answers only, not for streams of tokens")
+        config, started = self._runner.context.config, time.monotonic()
+        sampling = self._runner.task.sampling_at(len(self._turns), config.max_tokens, options.sampling)
+        tools = options.tools if options.tools is not None else self._runner.tools[0]
+        message = await self._client.ask(messages, tools, sampling, config.turn_timeout)
+        media = [item.ref for asked in messages for item in asked.media]
+        turn = Turn([], [], [], finish_reason=message.finish_reason, media=media, engine=self._client.endpoint.url)
+        turn.seconds = time.monotonic() - started
+        self._turns.append(turn)
+        if options.shown is not None:
+            message = options.shown(message, turn)
+        return Answer(message, turn, list(messages))
+
+
+class MessagePolicies(Policies):
+    """Policies that one endpoint answers for.
+
+    Args:
+        client: of the endpoint.
+    """
+
+    def __init__(self, client: ChatClient) -> None:
+        self._client = client
+
+    def of(self, runner: EnvRunner) -> Policy:
+        return MessagePolicy(self._client, runner)
+
+    def answered(self, trajectory: Trajectory) -> bool:
+        return bool(trajectory.turns)

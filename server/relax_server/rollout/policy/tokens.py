@@ -1,0 +1,251 @@
+"""Policies that answer with tokens: every prompt and response is recorded, so that a response is never encoded again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from relax_sdk.config import SamplingParams
+from relax_sdk.errors import EngineAborted, TokenError
+from relax_sdk.media import Media
+from relax_sdk.messages import AssistantMessage, Message
+from relax_sdk.session import EpisodeOver
+from relax_sdk.trajectory import Trajectory, Turn
+from relax_server.engines.base import GenerateRequest, Generation, MediaItem
+from relax_server.rollout.calls import Answer, CallOptions
+from relax_server.rollout.environment import EnvRunner
+from relax_server.rollout.media import MediaIntake, PreparedMedia
+from relax_server.rollout.policy.base import Policies, Policy
+from relax_server.rollout.pool import EnginePool, Listener
+from relax_server.rollout.recorder import Prompt, TokenRecorder
+from relax_server.rollout.rendering import Renderer
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+"""Seconds before a turn that was aborted from outside is sent again; doubled each time."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A response and where it came from."""
+
+    generation: Generation
+    engine: str
+    """URL of the engine."""
+    seconds: float
+    """Seconds that the engine took."""
+
+
+class TokenPolicy(Policy):
+    """Turns messages into a prompt, has a response sampled, records both, and reads the response as a message.
+
+    Args:
+        renderer: of the model.
+        intake: takes the media of messages.
+        tools: OpenAI schemas that the policy is offered.
+        tools_key: names `tools`.
+        max_tokens: of a prompt and its response together.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        intake: MediaIntake,
+        tools: Sequence[dict[str, Any]] = (),
+        tools_key: str = "",
+        max_tokens: int = sys.maxsize,
+    ) -> None:
+        self.recorder = TokenRecorder(renderer, tools, tools_key)
+        self.max_tokens = max_tokens
+        self._intake = intake
+        self._media: dict[str, PreparedMedia] = {}
+
+    @property
+    def turns(self) -> list[Turn]:
+        """All answers so far, as recorded."""
+        return self.recorder.turns
+
+    @abstractmethod
+    async def sample(self, prompt: Prompt, media: tuple[MediaItem, ...], room: int, options: CallOptions) -> Sampled:
+        """A response to a prompt.
+
+        Args:
+            prompt: in wire form and expanded.
+            media: of the placeholders, in order.
+            room: tokens that the response may have.
+            options: what the agent asks for.
+
+        Raises:
+            EngineError, EpisodeTimeout: there is none.
+        """
+
+    async def ask(self, messages: Sequence[Message], options: CallOptions) -> Answer:
+        recorder = self.recorder
+        plan = recorder.plan(await self.keep(messages), options.tools, options.tools_key)
+        prepared = await self._take(plan.new_media)
+        prompt = recorder.prompt(plan, [item.features for item in prepared if item.features is not None])
+        room = self._room(prompt)
+        media = [self._media[item.ref.sha256] for item in prompt.media]
+        sampled = await self.sample(prompt, tuple(item.item for item in media), room, options)
+        refs = [item.ref for item in media]
+        turn = recorder.record(prompt, sampled.generation, refs, sampled.engine, sampled.seconds)
+        return Answer(recorder.answer(plan, prompt, turn, options.shown), turn, prompt.messages)
+
+    async def keep(self, messages: Sequence[Message]) -> list[Message]:
+        """The same messages once their media are in the store, from where their bytes are read when they are wanted: a history
+        that is kept, and sent again with every call, holds none."""
+        await self._take([item for message in messages for item in message.media])
+        return [message.map_media(lambda item: self._intake.store.load(item.ref)) for message in messages]
+
+    async def _take(self, media: Sequence[Media]) -> list[PreparedMedia]:
+        if not media:
+            return []
+        prepared = await self._intake.take(media)
+        self._media.update((item.ref.sha256, item) for item in prepared)
+        return prepared
+
+    def _room(self, prompt: Prompt) -> int:
+        room = self.max_tokens - len(prompt.expanded)
+        if room < 1 and not self.turns:
+            raise TokenError(f"the first prompt has {len(prompt.expanded)} tokens; max_tokens is {self.max_tokens}")
+        if room < 1:
+            raise EpisodeOver(f"the episode has reached max_tokens = {self.max_tokens}")
+        return room
+
+
+class TokenPolicies(Policies):
+    """Policies whose answers are tokens.
+
+    Args:
+        renderer: of the model.
+        intake: takes the media of messages.
+    """
+
+    def __init__(self, renderer: Renderer, intake: MediaIntake) -> None:
+        self.renderer, self.intake = renderer, intake
+
+    def answered(self, trajectory: Trajectory) -> bool:
+        return trajectory.n_response_tokens > 0
+
+
+class EnginePolicies(TokenPolicies):
+    """Policies that engines sample from.
+
+    Args:
+        renderer: of the model.
+        intake: takes the media of messages.
+        pool: of the engines.
+        gate: set while calls may be sent.
+        routed_experts: ask the engines for the experts they chose.
+    """
+
+    def __init__(
+        self, renderer: Renderer, intake: MediaIntake, pool: EnginePool, gate: asyncio.Event, routed_experts: bool = False
+    ) -> None:
+        super().__init__(renderer, intake)
+        self.pool, self.gate, self.routed_experts = pool, gate, routed_experts
+
+    def of(self, runner: EnvRunner) -> Policy:
+        return EnginePolicy(self, runner)
+
+    def release(self, group_id: str) -> None:
+        """Forget which engine a group's calls prefer."""
+        self.pool.release(group_id)
+
+    async def ask_once(
+        self, messages: Sequence[Message], sampling: SamplingParams, timeout: float, key: str
+    ) -> AssistantMessage:
+        """Answer outside any episode, whether or not calls may be sent; nothing is kept of it.
+
+        Args:
+            messages: the conversation.
+            sampling: as it is.
+            timeout: seconds.
+            key: names the call.
+
+        Raises:
+            MediaError, TokenError, EngineError, EpisodeTimeout: as in an episode.
+        """
+        policy = SingleCall(self, timeout, key)
+        return (await policy.ask(messages, CallOptions(sampling))).message
+
+
+class EnginePolicy(TokenPolicy):
+    """One episode's policy, sampled by the engines of a pool.
+
+    Args:
+        shared: with the other episodes.
+        runner: of the episode's environment.
+    """
+
+    def __init__(self, shared: EnginePolicies, runner: EnvRunner) -> None:
+        super().__init__(shared.renderer, shared.intake, *runner.tools, runner.context.config.max_tokens)
+        self._shared, self._runner = shared, runner
+        self._calls = itertools.count()
+
+    async def sample(self, prompt: Prompt, media: tuple[MediaItem, ...], room: int, options: CallOptions) -> Sampled:
+        """One answer; an answer that was aborted from outside is asked for again, unless part of it was told already."""
+        task, limit = self._runner.task, self._runner.context.config.turn_timeout
+        number = next(self._calls)
+        listener = Listener(options.on_partial) if options.on_partial is not None else None
+        request = GenerateRequest(
+            prompt.ids,
+            task.sampling_at(len(self.turns), room, options.sampling),
+            media,
+            return_routed_experts=self._shared.routed_experts,
+            alone=task.group_size == 1,
+        )
+        pause, aborts, left = FIRST_PAUSE, 0, limit
+        while True:
+            await self._pass_gate()
+            started = time.monotonic()
+            rid = f"{task.id}/{number}/{task.attempt}.{aborts}"
+            try:
+                generation, engine = await self._shared.pool.generate(replace(request, rid=rid), left, task.group_id, listener)
+            except EngineAborted:
+                generation, engine = None, ""
+            seconds = time.monotonic() - started
+            if generation is not None and generation.finish_reason != "abort":
+                return Sampled(generation, engine, seconds)
+            aborts += 1
+            left -= seconds + pause
+            if left <= 0 or (listener is not None and listener.heard):
+                raise EngineAborted(f"the turn was aborted {aborts} times from outside within {limit:g} s")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _pass_gate(self) -> None:
+        gate = self._shared.gate
+        if gate.is_set():
+            return
+        started = time.monotonic()
+        with self._runner.clock.waits(lambda: time.monotonic() - started):
+            await gate.wait()
+
+
+class SingleCall(TokenPolicy):
+    """A policy that is asked once, outside any episode.
+
+    Args:
+        shared: with the episodes.
+        timeout: seconds.
+        key: names the call.
+    """
+
+    def __init__(self, shared: EnginePolicies, timeout: float, key: str) -> None:
+        super().__init__(shared.renderer, shared.intake)
+        self._pool, self._timeout, self._key = shared.pool, timeout, key
+
+    async def sample(self, prompt: Prompt, media: tuple[MediaItem, ...], room: int, options: CallOptions) -> Sampled:
+        assert options.sampling is not None
+        request, started = GenerateRequest(prompt.ids, options.sampling, media, rid=self._key), time.monotonic()
+        try:
+            generation, url = await self._pool.generate(request, self._timeout, self._key)
+        finally:
+            self._pool.release(self._key)
+        return Sampled(generation, url, time.monotonic() - started)
