@@ -1,9 +1,8 @@
-"""The embedded engine's HTTP: error bodies, the chat route, streams, banned ids, failures."""
+"""The embedded engine's HTTP: error bodies, media, streams, banned ids, failures."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from collections.abc import AsyncIterator
 
@@ -17,7 +16,7 @@ from relax_server.engines.process import EngineProcess
 from relax_server.models.catalog import resolve_model
 from safetensors.torch import load_file, save_file
 
-from relax_sdk import Audio, Image
+from relax_sdk import Audio, Image, Message, Text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -105,8 +104,6 @@ async def test_error_bodies_are_sglang_s(client: Client):
     answer = await client.post("/generate", {"input_ids": IDS, "sampling_params": {"temprature": 1}}, 400)
     assert isinstance(answer["error"], str) and "temprature" in answer["error"]
     assert (await client.post("/generate", {"input_ids": IDS, "no_such_field": 1}))["output_ids"]
-    answer = await client.post("/v1/chat/completions", {"messages": []}, 400)
-    assert answer["object"] == "error" and answer["code"] == 400 and answer["type"] == "BadRequestError"
     answer = await client.post("/update_weights_from_disk", {"model_path": "/nowhere"}, 400)
     assert answer["success"] is False and "/nowhere" in answer["message"]
     assert "mode" in (await client.post("/pause_generation", {"mode": "soft"}, 400))["error"]["message"]
@@ -238,7 +235,6 @@ async def test_release_by_tag_and_refusals_on_the_way_back(client: Client):
     assert "kv_cache" in (await client.post("/generate", {"input_ids": IDS}, 503))["error"]["message"]
     await client.post("/resume_memory_occupation", {"tags": ["kv_cache"]})
     assert "no weights" in (await client.post("/generate", {"input_ids": IDS}, 503))["error"]["message"]
-    assert (await client.post("/v1/chat/completions", {"messages": []}, 503))["code"] == 503
     await client.post("/update_weights_from_disk", {"model_path": path, "weight_version": 0})
     await client.post("/generate", {"input_ids": IDS})
 
@@ -248,113 +244,38 @@ async def test_health_generate_generates(client: Client):
     async with client.session.get(client.url + "/health_generate") as response:
         assert response.status == 200
     assert (await client.get("/server_info"))["stats"]["new_tokens"] == before + 1
-    assert (await client.get("/v1/models"))["data"][0]["max_model_len"] == 4096
 
 
-# ------------------------------------------------------------------------------------------------------------------ chat
-
-
-def chat(**options) -> dict:
-    return {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "ignore_eos": True, **options}
-
-
-async def test_chat_with_all_media_matches_the_model(client: Client, reference: Reference):
+async def test_media_by_path_and_by_data_uri_match_the_model(client: Client, reference: Reference):
     image = Image.from_array(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
     audio = Audio.from_array(0.4 * np.sin(np.arange(20_000) / 7))
-    (client.root / "chat.png").write_bytes(image.bytes())
-    content = [
-        {"type": "text", "text": "see"},
-        {"type": "image_url", "image_url": {"url": "chat.png"}},
-        {"type": "input_audio", "input_audio": {"data": base64.b64encode(audio.bytes()).decode(), "format": "wav"}},
-        {"type": "audio_url", "audio_url": {"url": audio.data_uri()}},
-    ]
-    body = chat(messages=[{"role": "user", "content": content}], logprobs=True, top_logprobs=2, n=2)
-    body |= {"return_token_ids": True, "return_prompt_token_ids": True}
-    answer = await client.post("/v1/chat/completions", body)
-    assert answer["object"] == "chat.completion" and len(answer["choices"]) == 2
-    for choice in answer["choices"]:
-        rows = choice["logprobs"]["content"]
-        expected = reference.logprobs(choice["prompt_token_ids"], choice["response_token_ids"], [image, audio, audio])
-        np.testing.assert_allclose([row["logprob"] for row in rows], expected, atol=1e-4)
-        assert len(rows[0]["top_logprobs"]) == 2 and choice["finish_reason"] == "length"
-    assert answer["usage"]["completion_tokens"] == 16
-    assert answer["usage"]["prompt_tokens"] == len(answer["choices"][0]["prompt_token_ids"])
-    assert answer["metadata"]["weight_version"] == "0"
+    (client.root / "seen.png").write_bytes(image.bytes())
+    messages = [Message("user", (Text("see"), image, audio, audio))]
+    body = {
+        "input_ids": reference.processor.render(messages, []).ids,
+        "image_data": ["seen.png"],
+        "audio_data": [audio.data_uri()] * 2,
+        "sampling_params": {"max_new_tokens": 8, "ignore_eos": True, "n": 2},
+        "return_logprob": True,
+        "return_prompt_token_ids": True,
+    }
+    answers = await client.post("/generate", body)
+    assert len(answers) == 2
+    for answer in answers:
+        expected = reference.logprobs(answer["prompt_token_ids"], answer["output_ids"], [image, audio, audio])
+        got = [row[0] for row in answer["meta_info"]["output_token_logprobs"]]
+        np.testing.assert_allclose(got, expected, atol=1e-4)
 
 
-async def test_chat_streams_the_text_of_the_whole_answer(client: Client):
-    body = chat(temperature=0, max_tokens=40, logprobs=True)
-    whole = await client.post("/v1/chat/completions", body)
-    events = await client.events("/v1/chat/completions", {**body, "stream": True, "stream_options": {"include_usage": True}})
-    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
-    choices = [c for e in events for c in e["choices"]]
-    text = "".join(c["delta"].get("content", "") for c in choices)
-    assert text == whole["choices"][0]["message"]["content"]
-    tokens = [row["token"] for c in choices if c.get("logprobs") for row in c["logprobs"]["content"]]
-    assert tokens == [row["token"] for row in whole["choices"][0]["logprobs"]["content"]]
-    assert choices[-1]["finish_reason"] == "length" and events[-1]["usage"]["completion_tokens"] == 40
-    assert (
-        "stream"
-        in (await client.post("/v1/chat/completions", {**body, "stream": True, "return_token_ids": True}, 400))["message"]
-    )
-
-
-async def test_two_streamed_choices_do_not_mix(client: Client):
-    body = chat(sampling_seed=0, seed=3, n=2, max_tokens=30)
-    whole = await client.post("/v1/chat/completions", body)
-    texts = ["", ""]
-    for event in await client.events("/v1/chat/completions", {**body, "stream": True}):
-        for choice in event["choices"]:
-            texts[choice["index"]] += choice["delta"].get("content", "")
-    assert texts == [c["message"]["content"] for c in whole["choices"]] and texts[0] != texts[1]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_chat_reads_tool_calls(client: Client, reference: Reference, stream: bool):
-    """The model is led through `<tool_call>guess(7)</tool_call>` token by token, by biasing one token a call."""
-    tools = [{"type": "function", "function": {"name": "guess", "parameters": {"properties": {"number": {"type": "integer"}}}}}]
-    answer = await client.post("/v1/chat/completions", chat(tools=tools, return_prompt_token_ids=True, max_tokens=1))
-    with_tools = answer["choices"][0]["prompt_token_ids"]
-    assert "guess(number)" in reference.processor.decode(with_tools)
-    message = [{"role": "assistant", "content": None, "tool_calls": [
-        {"id": "a", "type": "function", "function": {"name": "guess", "arguments": '{"number": 7}'}}]},
-        {"role": "tool", "tool_call_id": "a", "content": "higher"}]  # fmt: skip
-    body = chat(
-        messages=[{"role": "user", "content": "play"}, *message], tools=tools, return_prompt_token_ids=True, max_tokens=1
-    )
-    answer = await client.post("/v1/chat/completions", body)
-    assert "<tool_call>guess(7)</tool_call>" in reference.processor.decode(answer["choices"][0]["prompt_token_ids"])
-    call = reference.processor.tokenizer.encode("<tool_call>")[0]
-    body = chat(tools=tools, max_tokens=3, logit_bias={str(call): 100}, stream=stream)
-    if stream:
-        deltas = [c["delta"] for e in await client.events("/v1/chat/completions", body) for c in e["choices"]]
-        calls = [call for d in deltas for call in d.get("tool_calls", [])]
-        assert "".join(d.get("content", "") for d in deltas) == ""
-    else:
-        message = (await client.post("/v1/chat/completions", body))["choices"][0]["message"]
-        calls, content = message["tool_calls"], message["content"]
-        assert not content
-    assert calls and all(c["type"] == "function" for c in calls)
-
-
-@pytest.mark.parametrize(
-    ("extra", "says"),
-    [
-        ({"messages": [{"role": "nobody", "content": "x"}]}, "role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "malformed"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}]},
-            "fetched",
-        ),
-        ({"messages": ["hello"]}, "malformed"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"top_logprobs": 3}, "logprobs"),
-        ({"max_tokens": 0.5}, "max_new_tokens"),
-        ({"tool_choice": "required"}, "tool_choice"),
-    ],
-)
-async def test_wrong_chats_get_400_and_a_reason(client: Client, extra, says):
-    assert says in (await client.post("/v1/chat/completions", chat(**extra), 400))["message"]
+async def test_a_stream_of_two_answers_does_not_mix_them(client: Client):
+    options = {"max_new_tokens": 30, "ignore_eos": True, "n": 2, "sampling_seed": 3}
+    whole = await client.post("/generate", {"input_ids": IDS, "sampling_params": options})
+    grown: dict[int, list[int]] = {0: [], 1: []}
+    for event in await client.events("/generate", {"input_ids": IDS, "sampling_params": options, "stream": True}):
+        known = grown[event["index"]]
+        assert event["output_ids"][: len(known)] == known
+        grown[event["index"]] = event["output_ids"]
+    assert [grown[0], grown[1]] == [answer["output_ids"] for answer in whole] and grown[0] != grown[1]
 
 
 # ------------------------------------------------------------------------------------------------------- special weights
@@ -398,7 +319,6 @@ async def test_a_forward_that_fails_is_a_500_and_the_engine_goes_on(client: Clie
     await client.post("/update_weights_from_disk", {"model_path": str(tmp_path)})
     body = {"input_ids": IDS, "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
     assert "not finite" in (await client.post("/generate", body, 500))["error"]["message"]
-    assert (await client.post("/v1/chat/completions", chat(), 500))["code"] == 500
     events = await client.events("/generate", {**body, "stream": True})
     assert "not finite" in events[-1]["error"]["message"]
     await client.post("/update_weights_from_disk", {"model_path": str(resolve_model("relax/tiny-omni")), "weight_version": 0})

@@ -3,7 +3,7 @@
 `python -m relax_server.engines.embedded --model-path DIR` starts it; `relax_server.engines.process.EngineProcess` starts
 and watches it from Python.
 
-server.py       HTTP routes (SGLang's own)            chat.py      the OpenAI chat route
+server.py       HTTP routes, SGLang's own             web.py       JSON, errors and event streams over HTTP
 prompts.py      wire ids and media to a `Prompt`      wire.py      request bodies in, response bodies out
 loop.py         the model thread                      scheduler.py queues, admission, retraction, batches
 kv_pool.py      KV memory by token                    prefix_tree.py  which prefixes are in it

@@ -103,7 +103,7 @@ class PromptBuilder:
             self._prompts.put(key, prompt, 64 * len(prompt) + sum(i.features.tensor.nbytes for i in items))
         return prompt
 
-    async def run(self, work: Callable[[], V]) -> V:
+    async def _run(self, work: Callable[[], V]) -> V:
         """Run CPU work in the media threads."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
@@ -154,7 +154,7 @@ class PromptBuilder:
             return found
         loading = self._loading.get(name)
         if loading is None:
-            loading = asyncio.ensure_future(self.run(lambda: self._decode(name[0], source)))
+            loading = asyncio.ensure_future(self._run(lambda: self._decode(name[0], source)))
             self._loading[name] = loading
             loading.add_done_callback(lambda done: self._loaded(name, done))
         return await asyncio.shield(loading)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -49,12 +48,9 @@ class EngineServer:
         self.loop.start()
 
     def app(self) -> web.Application:
-        from relax_server.engines.embedded.chat import ChatRoute
-
         app = web.Application(client_max_size=MAX_BODY, middlewares=[error_bodies])
         post = {
             "/generate": self.generate,
-            "/v1/chat/completions": ChatRoute(self).handle,
             "/abort_request": self.abort_request,
             "/update_weights_from_disk": self.update_weights,
             "/pause_generation": self.pause,
@@ -70,7 +66,6 @@ class EngineServer:
             "/get_server_info": self.server_info,
             "/model_info": self.model_info,
             "/get_model_info": self.model_info,
-            "/v1/models": self.models,
             "/flush_cache": self.flush_cache,
         }
         app.add_routes([web.post(path, handler) for path, handler in post.items()])
@@ -362,17 +357,6 @@ class EngineServer:
                 "num_experts_per_tok": runner.route_top_k,
             }
         )
-
-    async def models(self, request: web.Request) -> web.Response:
-        card = {
-            "id": self.model_path,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": "relax",
-            "root": self.model_path,
-            "max_model_len": self.scheduler.context_length,
-        }
-        return json_response({"object": "list", "data": [card]})
 
 
 async def _tags(request: web.Request) -> frozenset[str]:

@@ -57,24 +57,20 @@ class EventStream:
 async def error_bodies(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    chat = request.path.startswith("/v1/")
     try:
         return await handler(request)
     except UnknownSamplingKey as error:
         return json_response({"error": str(error)}, 400)
     except RequestError as error:
-        return _refusal(str(error), error.status, chat)
+        return _refusal(str(error), error.status)
     except web.HTTPException as error:
-        return _refusal(error.text or error.reason, error.status, chat)
+        return _refusal(error.text or error.reason, error.status)
     except (asyncio.CancelledError, ConnectionResetError):
         raise
     except Exception as error:
         logger.exception("%s failed", request.path)
-        return _refusal(f"internal error: {type(error).__name__}: {error}", 500, chat)
+        return _refusal(f"internal error: {type(error).__name__}: {error}", 500)
 
 
-def _refusal(message: str, status: int, chat: bool) -> web.Response:
-    if chat:
-        kind = "BadRequestError" if status == 400 else "InternalServerError"
-        return json_response({"object": "error", "message": message, "type": kind, "param": None, "code": status}, status)
+def _refusal(message: str, status: int) -> web.Response:
     return json_response({"error": {"message": message}}, status)

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible URL, played on environments: the embedded engine's chat route stands for any."""
+"""A model behind an OpenAI-compatible URL, played on environments: a session of the rollout service stands for any."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import pytest_asyncio
 from relax_server.engines.openai import parameters, wire
-from relax_server.engines.process import EngineProcess
+from service_process import Service
 
 import relax_sdk as relax
 from relax_sdk import Audio, Endpoint, Image, Message, Text, Trainer, Video
@@ -21,7 +20,6 @@ from relax_sdk.config import RunConfig, SamplingParams
 from relax_sdk.errors import ConfigError, RunError
 from relax_sdk.trajectory import Status
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 SHORT = {"sampling": {"max_new_tokens": 4}}
 
 
@@ -55,12 +53,13 @@ class Broken(Twice):
         return super().reset(seed=seed, options=options)
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def url(tmp_path_factory) -> AsyncIterator[str]:
-    process = EngineProcess("relax/tiny-omni", tmp_path_factory.mktemp("engine") / "log", max_total_tokens=16_384)
-    await process.start(180)
-    yield process.url + "/v1"
-    await process.stop()
+@pytest.fixture
+def url(service: Service) -> Iterator[str]:
+    """The base URL of a session without an environment: every conversation that is asked there is answered."""
+    session = service.open()
+    yield session["base_url"]
+    with service.client() as client:
+        assert client.delete(f"/v1/sessions/{session['id']}").status_code == 200
 
 
 async def evaluate(endpoint: Endpoint, *arguments, **settings):
@@ -140,20 +139,20 @@ async def test_the_command_evaluates_and_saves(url: str, tmp_path: Path, monkeyp
     assert len(saved) == 2 and saved[0]["turns"][0]["response_ids"] == [] and saved[0]["messages"]
 
 
-async def test_training_with_a_url_is_refused_with_what_to_do():
+def test_training_with_a_url_is_refused_with_what_to_do():
     with pytest.raises(ConfigError, match=r"token ids.*relax eval ENV --engine-url"):
         Trainer("tone-v0", engine="http://127.0.0.1:8000/v1")  # type: ignore[arg-type]
     assert RunConfig("tone-v0", engine="vllm").engine == "vllm"
 
 
-async def test_settings_are_checked():
+def test_settings_are_checked():
     for arguments, says in ((("ftp://x", "m"), "Endpoint.url"), (("http://x", ""), "Endpoint.model")):
         with pytest.raises(ConfigError, match=says):
             Endpoint(*arguments)
     assert "secret" not in repr(Endpoint("http://x", "m", "secret"))
 
 
-async def test_the_wire_is_openai_s():
+def test_the_wire_is_openai_s():
     sound = Audio.from_array(np.zeros(1600))
     image = Image.from_array(np.zeros((8, 8, 3), np.uint8))
     video = Video.from_array(np.zeros((2, 16, 16, 3), np.uint8), fps=2)
