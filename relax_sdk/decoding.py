@@ -138,6 +138,15 @@ def check_amplitude(wave: np.ndarray) -> None:
         )
 
 
+def _evenly(most: int) -> FrameSampler:
+    """Takes at most `most` frames, spread over the whole film."""
+
+    def sample(count: int, fps: float) -> Sequence[int]:
+        return np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
+
+    return sample
+
+
 def decode_video(data: bytes, max_frames: int = 16, sample: FrameSampler | None = None) -> tuple[np.ndarray, float]:
     """Frames of a film; a soundtrack is not read.
 
@@ -154,10 +163,7 @@ def decode_video(data: bytes, max_frames: int = 16, sample: FrameSampler | None 
     """
     check_complete(data)
     if sample is None:
-
-        def sample(count: int, fps: float) -> Sequence[int]:
-            return np.linspace(0, count - 1, min(count, max_frames)).round().astype(int).tolist()
-
+        sample = _evenly(max_frames)
     try:
         frames, count, fps = _decode_decord(data, sample)
     except MediaError:
