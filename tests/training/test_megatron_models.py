@@ -157,11 +157,10 @@ def _forest_logits(loaded: Any, processor: Processor, samples: list[Any], share:
     import torch
     from relax_server.training.batch import make_batch, read_features
     from relax_server.training.forest import pack
-    from relax_server.training.megatron.inputs import ForestInputs
 
     batch = make_batch(samples, processor, read_features(samples, processor, read))
     (forest,) = pack(batch, 100_000, share)
-    rows = loaded.model(ForestInputs.of(forest, 100, torch.device("cpu")))
+    rows = loaded.model(loaded.model.micro_batch(forest))
     by_entry = torch.zeros(len(batch.trained), rows.shape[1]).index_copy(
         0, torch.from_numpy(forest.entry), rows.index_select(0, torch.from_numpy(forest.row))
     )
@@ -242,7 +241,6 @@ def forest_against_separate(path: Path, recompute: bool) -> dict[str, float]:
     import torch
     from relax_server.training.batch import make_batch, read_features
     from relax_server.training.forest import pack
-    from relax_server.training.megatron.inputs import ForestInputs
 
     loaded, processor = _load(path, recompute=recompute), Processor.load(path)
     if processor.is_omni:
@@ -278,7 +276,7 @@ def forest_against_separate(path: Path, recompute: bool) -> dict[str, float]:
         loaded.model.zero_grad(set_to_none=True)
         logprobs = torch.zeros(len(batch.trained))
         for forest in forests:
-            rows = torch.log_softmax(loaded.model(ForestInputs.of(forest, 100, torch.device("cpu"))), -1)
+            rows = torch.log_softmax(loaded.model(loaded.model.micro_batch(forest)), -1)
             entry = torch.from_numpy(forest.entry)
             mine = rows[torch.from_numpy(forest.row), target[entry]]
             (mine * weight[entry]).sum().backward()

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from training_data import answer, append, make_policy, make_trajectory, make_turn, prompt, read
+from training_data import (
+    answer,
+    append,
+    conversation,
+    largest_difference,
+    letter_groups,
+    make_policy,
+    make_trajectory,
+    make_turn,
+    parameters,
+    prompt,
+    read,
+    small_model,
+)
 
 from relax_sdk.errors import TrainingError
 from relax_sdk.trajectory import Group, Trajectory
@@ -39,7 +53,7 @@ def used_routes(recompute: bool, missing: bool) -> dict[str, Any]:
     """Routes of every token in a training step, and those that were recorded."""
     import torch
     from megatron.core.transformer.moe import router as router_module
-    from relax_server.training.megatron.routes import sample_routes
+    from relax_server.training.routes import sample_routes
 
     policy = make_policy(OMNI, replay_routes=True, recompute=recompute, share_prompts=False)
     trajectories = [two_turns(policy.processor, i, missing) for i in range(2)]
@@ -91,23 +105,28 @@ def test_recorded_routes_are_used(worker, recompute, missing):
 
 def replayed_own_routes() -> float:
     """Replaying the routes that the trainer itself takes changes nothing."""
-    from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+    import torch
+    from megatron.core.transformer.moe.router import TopKRouter
 
     policy = make_policy(OMNI, replay_routes=True)
     trajectory = two_turns(policy.processor, 0, missing=True)
     for turn in trajectory.turns:
         turn.routed_experts = None
     (sample,) = trajectory.samples()
-    original = RouterReplay.clear_global_router_replay_action
-    RouterReplay.clear_global_router_replay_action = staticmethod(
-        lambda: RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
-    )
+    taken: list[torch.Tensor] = []
+    original = TopKRouter.routing
+
+    def spy(self: Any, logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        probs, routing_map = original(self, logits, *args, **kwargs)
+        taken.append(routing_map.float().topk(TOP_K).indices)
+        return probs, routing_map
+
+    TopKRouter.routing = spy  # type: ignore[method-assign]
     try:
         (plain,) = policy.logprobs([sample], read)
-        recorded = [r.numpy().astype(np.int32) for r in RouterReplay.get_recorded_data()]
     finally:
-        RouterReplay.clear_global_router_replay_action = original
-    experts = np.stack(recorded, 1)
+        TopKRouter.routing = original  # type: ignore[method-assign]
+    experts = np.stack([x.numpy().astype(np.int32) for x in taken], 1)
     last = trajectory.turns[1]
     last.routed_experts, last.routed_shape = experts.tobytes(), list(experts.shape)
     assert len(experts) == len(last.prompt_ids) + len(last.response_ids) - 1
@@ -133,3 +152,151 @@ def wrong_shape() -> None:
 def test_routes_that_do_not_cover_their_turn_are_refused(worker):
     with pytest.raises(TrainingError, match="do not cover"):
         worker.run(wrong_shape)
+
+
+def wrong_model() -> None:
+    policy = make_policy(OMNI, replay_routes=True)
+    trajectory = two_turns(policy.processor, 0)
+    for turn in trajectory.turns:
+        assert turn.routed_experts is not None and turn.routed_shape is not None
+        routes = np.frombuffer(turn.routed_experts, np.int32).reshape(turn.routed_shape)[:, :2]
+        turn.routed_experts, turn.routed_shape = routes.tobytes(), list(routes.shape)
+    policy.train_step([Group("g", "e", 0, [trajectory])], read, 0)
+
+
+def test_routes_of_another_model_are_refused(worker):
+    with pytest.raises(TrainingError, match="2 layers with 2 experts a token, but this model has 3 with 2"):
+        worker.run(wrong_model)
+
+
+# ------------------------------------------------------------------------------------ beside other models, after a restart
+
+
+def routed_groups(processor: Any, seed: int, n_groups: int = 2, dense: tuple[int, ...] = ()) -> list[Group]:
+    """Groups of one-turn episodes with random routes as engines record them: every decoder layer, zeros where it is dense."""
+    rng = np.random.default_rng(seed)
+    groups = letter_groups(processor, n_groups, size=4, seed=seed)
+    for trajectory in (t for group in groups for t in group.trajectories):
+        turn = trajectory.turns[0]
+        n = len(turn.prompt_ids) + len(turn.response_ids) - 1
+        routes = rng.random((n, LAYERS, EXPERTS)).argsort(-1)[..., :TOP_K].astype(np.int32)
+        routes[:, list(dense)] = 0
+        turn.routed_experts, turn.routed_shape = routes.tobytes(), list(routes.shape)
+    return groups
+
+
+def timeless(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith("seconds")}
+
+
+def interrupted(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """A run with a warm-up, a reference and route replay, in one go and from its checkpoint."""
+
+    def begin() -> Any:
+        return make_policy(OMNI, replay_routes=True, kl_coef=0.03, lr=2e-3, **settings)
+
+    def step(policy: Any, i: int) -> dict[str, float]:
+        return timeless(policy.train_step(routed_groups(policy.processor, i), read, i))
+
+    whole = begin()
+    whole.warmup_step([conversation(whole.processor, [(["audio", "which?"], "A")])], read, 2e-3)
+    whole.end_warmup()
+    whole.export(folder / "reference")
+    for i in range(2):
+        step(whole, i)
+    whole.save(folder / "2", {})
+    rest = [step(whole, i) for i in range(2, 4)]
+    resumed = begin()
+    resumed.load_reference(folder / "reference")  # as a restarted trainer does
+    resumed.load(folder / "2")
+    again = [step(resumed, i) for i in range(2, 4)]
+    return {
+        "metrics": rest == again,
+        "weights": largest_difference(parameters(whole), parameters(resumed)),
+        "kl": again[-1]["kl"],
+    }
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_replay_with_a_reference_goes_on_after_a_restart(worker, tmp_path, recompute):
+    got = worker.run(interrupted, tmp_path, {"recompute": recompute})
+    assert got["metrics"]
+    assert got["weights"] == 0
+    assert got["kl"] > 0
+
+
+def beside_another() -> float:
+    """Steps of one policy before and after a second one is built in the same process."""
+    alone, beside = (make_policy(OMNI, replay_routes=True, recompute=True) for _ in range(2))
+    alone.train_step(routed_groups(alone.processor, 0), read, 0)
+    beside.train_step(routed_groups(beside.processor, 0), read, 0)
+    make_policy(OMNI, replay_routes=False)
+    alone.train_step(routed_groups(alone.processor, 1), read, 1)
+    beside.train_step(routed_groups(beside.processor, 1), read, 1)
+    return largest_difference(parameters(alone), parameters(beside))
+
+
+def test_models_of_one_process_share_no_routes(worker):
+    assert worker.run(beside_another) == 0
+
+
+def with_dense_layers(folder: Path, dense: list[int], recompute: bool) -> dict[str, Any]:
+    """A step on a model that has dense layers among its mixtures of experts, and the experts that were used."""
+    import torch
+    from megatron.core.transformer.moe.router import TopKRouter
+    from relax_server.models.catalog import resolve_model
+    from transformers import AutoTokenizer
+
+    shape = dict(head_dim=16, num_experts=EXPERTS, num_experts_per_tok=TOP_K, moe_intermediate_size=32, mlp_only_layers=dense)
+    path = small_model(folder, "Qwen3Moe", vocab_size=268, eos_token_id=2, pad_token_id=0, **shape)
+    AutoTokenizer.from_pretrained(resolve_model("relax/tiny-llama")).save_pretrained(path)
+    policy = make_policy(path, replay_routes=True, recompute=recompute, share_prompts=False)
+    groups = routed_groups(policy.processor, 0, dense=tuple(dense))
+    seen: dict[int, np.ndarray] = {}
+    original = TopKRouter.routing
+
+    def spy(self: Any, logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        probs, routing_map = original(self, logits, *args, **kwargs)
+        seen[self.layer_number - 1] = routing_map.numpy().copy()
+        return probs, routing_map
+
+    TopKRouter.routing = spy  # type: ignore[method-assign]
+    try:
+        policy.train_step(groups, read, 0)
+    finally:
+        TopKRouter.routing = original  # type: ignore[method-assign]
+    turns = [t.turns[0] for g in groups for t in g.trajectories]
+    wanted = np.concatenate([np.frombuffer(t.routed_experts, np.int32).reshape(t.routed_shape) for t in turns])
+    by_token = lambda rows: sorted(map(tuple, rows.tolist()))  # trees are packed in an order of their own
+    used = {layer: by_token(rows) for layer, rows in seen.items()}
+    maps = {}
+    for layer in seen:
+        chosen = np.zeros((len(wanted), EXPERTS), bool)
+        np.put_along_axis(chosen, wanted[:, layer], True, 1)
+        maps[layer] = by_token(chosen)
+    return {"layers": sorted(seen), "equal": used == maps}
+
+
+@pytest.mark.parametrize(("dense", "recompute"), [([1], False), ([1], True), ([0, 2], False)])
+def test_dense_layers_have_no_routes(worker, tmp_path, dense, recompute):
+    got = worker.run(with_dense_layers, tmp_path, dense, recompute)
+    assert got["layers"] == [layer for layer in range(LAYERS) if layer not in dense]
+    assert got["equal"]
+
+
+def gradients(recompute: bool, budget: int) -> dict[str, np.ndarray]:
+    """Of one step with routes, pictures, sounds and films, by parameter."""
+    policy = make_policy(OMNI, replay_routes=True, recompute=recompute, token_budget=budget)
+    policy.train_step(routed_groups(policy.processor, 0, n_groups=3), read, 0)
+    return {name: p.main_grad.numpy().copy() for name, p in policy._loaded.model.named_parameters()}
+
+
+def test_recomputed_layers_have_the_same_gradients(worker):
+    plain = worker.run(gradients, False, 64)
+    again = worker.run(gradients, True, 64)
+    scale = max(float(np.abs(g).max()) for g in plain.values())
+    assert scale > 0 and plain.keys() == again.keys()
+    for name, gradient in plain.items():
+        assert np.abs(gradient - again[name]).max() <= 1e-6 * scale, name
+    visual = [name for name in plain if name.startswith("visual.merger_list")]
+    assert any(np.abs(plain[name]).max() > 0 for name in visual), "DeepStack's features have gradients"

@@ -1,13 +1,12 @@
 """A model folder as a Megatron model that says how likely tokens are: what the policy and its frozen reference share.
 
-On CPU it patches torch for the whole process (see `megatron.cpu`), so it lives in a process of its own.
+On CPU a model, once made, has torch patched for the whole process (see `megatron.cpu`), so it lives in a process of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,15 +18,12 @@ from relax_sdk.trajectory import Group, Sample
 from relax_server.models.processor import Processor
 from relax_server.training.batch import Batch, ReadMedia, make_batch, read_features
 from relax_server.training.forest import Forest, pack
-from relax_server.training.megatron import cpu, parallel
+from relax_server.training.megatron import parallel
+from relax_server.training.megatron.build import Loaded, load_model
+from relax_server.training.megatron.micro_batch import MicroBatch
+from relax_server.training.megatron.trainer import forward
 from relax_server.training.objective import Targets, token_logprobs
-
-cpu.install()  # before the rest of Megatron is imported
-
-from relax_server.training.megatron.build import load_model  # noqa: E402
-from relax_server.training.megatron.inputs import ForestInputs  # noqa: E402
-from relax_server.training.megatron.routes import sample_routes  # noqa: E402
-from relax_server.training.megatron.trainer import forward  # noqa: E402
+from relax_server.training.routes import sample_routes
 
 
 class Model:
@@ -62,10 +58,10 @@ class Model:
         self.processor = Processor.load(self.model_path, features)
         self.device = parallel.device()
         self._dtype = torch.bfloat16 if training.dtype == "bfloat16" else torch.float32
-        self._loaded = self._load_model(self.model_path, training.replay_routes)
+        self._loaded = self._load_model(self.model_path)
         self._banned = torch.tensor(self.processor.banned_ids, dtype=torch.long, device=self.device)
-        audio = getattr(self.processor.hf_config, "audio_config", None)
-        self._chunk = 2 * audio.n_window if audio is not None else 0
+        if training.replay_routes and not any(self._loaded.model.moe_layers):
+            raise ConfigError("TrainingConfig.replay_routes = True, but the model has no mixture of experts")
 
     def logprobs(
         self, samples: Sequence[Sample], media: ReadMedia, routes: Sequence[np.ndarray | None] = ()
@@ -104,14 +100,13 @@ class Model:
 
     # ----------------------------------------------------------------------------------------------------- inner works
 
-    def _load_model(self, path: Path, replay_routes: bool) -> Any:
+    def _load_model(self, path: Path) -> Loaded:
         return load_model(
             path,
             self.processor.hf_config,
             dtype=self._dtype,
             device=self.device,
             recompute=self.training.recompute,
-            replay_routes=replay_routes,
         )
 
     def _targets(self, batch: Batch, advantages: np.ndarray) -> Targets:
@@ -126,13 +121,13 @@ class Model:
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
-    def _inputs(self, forest: Forest) -> ForestInputs:
-        return ForestInputs.of(forest, self._chunk, self.device)
+    def _micro_batch(self, forest: Forest) -> MicroBatch:
+        return self._loaded.model.micro_batch(forest)
 
     def _forward(self, forests: Sequence[Forest], targets: Targets) -> Tensor:
         """Logprobs of the trained tokens of some forests, [n of the batch]; 0 elsewhere."""
         out = torch.zeros(len(targets.token), device=self.device)
         for forest in forests:
-            logprobs = token_logprobs(forward(self._loaded.model, self._inputs(forest)), forest, targets)
+            logprobs = token_logprobs(forward(self._loaded.model, self._micro_batch(forest)), forest, targets)
             out[torch.from_numpy(forest.entry).to(self.device)] = logprobs
         return out

@@ -17,16 +17,14 @@ from relax_sdk.trajectory import Group, Sample
 from relax_server.training.batch import Batch, ReadMedia, make_batch, read_features
 from relax_server.training.fields import Given, by_turn, flat_logprobs
 from relax_server.training.forest import Forest, pack
-from relax_server.training.megatron import folder, parallel
+from relax_server.training.megatron import checkpoint, folder, parallel
+from relax_server.training.megatron.trainer import MegatronTrainer
 from relax_server.training.metrics import StepMetrics
-from relax_server.training.model import Model  # patches torch, before the rest of Megatron is imported
+from relax_server.training.model import Model
 from relax_server.training.objective import LossSum, Targets, cross_entropy, policy_objective
 from relax_server.training.rollouts import collect, token_advantages
+from relax_server.training.routes import sample_routes
 from relax_server.training.schedule import Schedule
-
-from relax_server.training.megatron import checkpoint  # isort: skip
-from relax_server.training.megatron.routes import sample_routes  # isort: skip
-from relax_server.training.megatron.trainer import MegatronTrainer  # isort: skip
 
 MAY_CHANGE = ("lr", "warmup_steps", "decay", "min_lr_ratio", "clip_grad")
 """Settings of the optimizer that may be others where a run goes on."""
@@ -166,7 +164,7 @@ class Policy(Model):
             ConfigError: not a folder of this model.
         """
         if self._compares:
-            self._set_reference(self._load_model(Path(folder_), replay_routes=False).model)
+            self._set_reference(self._load_model(Path(folder_)).model)
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must agree in to be continued: all that its weights, moments and numbers follow from.
@@ -227,13 +225,13 @@ class Policy(Model):
         """Gradients of the mean loss over all ranks' forests; results of this rank's."""
         mine = self._mine(forests)
         if not mine:  # fewer forests than ranks: take part in the reduction with nothing
-            self.trainer.accumulate([self._inputs(forests[0])], lambda logits, number: (0.0 * logits.sum(), 0, None))
+            self.trainer.accumulate([self._micro_batch(forests[0])], lambda logits, number: (0.0 * logits.sum(), 0, None))
             return []
 
         def loss(logits: Tensor, number: int) -> LossSum:
             return objective(logits, mine[number], targets)
 
-        return self.trainer.accumulate([self._inputs(f) for f in mine], loss)
+        return self.trainer.accumulate([self._micro_batch(f) for f in mine], loss)
 
     def _before(self, parts: Sequence[Sequence[Forest]], targets: Targets, reference: Sequence[np.ndarray] | None) -> Targets:
         """Targets with what has to be there before the first update: own logprobs, and those of the reference."""

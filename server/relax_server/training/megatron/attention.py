@@ -1,4 +1,4 @@
-"""Attention over packed forests, and the layer specification that uses it.
+"""Attention over packed forests.
 
 A forest is a sequence of tokens in pre-order: a prefix shared by several samples appears once, followed by its
 continuations. Its whole mask is one integer per token: query q sees key k iff `k <= q < end[k]`, where `end[k]` is the
@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+from relax_server.training.megatron.micro_batch import MicroBatch
 
 SMALL = 128
 """A subtree of at most this many tokens is one dense block."""
@@ -134,7 +133,7 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, end: tor
         key: [t, groups, d]; heads is a multiple of groups (grouped-query attention).
         value: Like key.
         end: int64 with t elements.
-        scale: Of the scores; None is 1 / sqrt(d).
+        scale: what scores are multiplied with; None is 1 / sqrt(d).
 
     Returns:
         [t, heads * d].
@@ -154,7 +153,7 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, end: tor
 
 
 class ForestAttention(MegatronModule):
-    """Megatron's `core_attention` for one packed forest; the attention mask carries `end`."""
+    """Megatron's `core_attention` for one packed forest; the micro-batch carries the mask."""
 
     def __init__(
         self,
@@ -172,7 +171,14 @@ class ForestAttention(MegatronModule):
         self.scale = softmax_scale
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor, **_: Any
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: None,
+        *,
+        packed_seq_params: MicroBatch,
+        **_: Any,
     ) -> torch.Tensor:
         """Attend within one forest.
 
@@ -180,37 +186,10 @@ class ForestAttention(MegatronModule):
             query: [t, 1, heads of this rank, d].
             key: [t, 1, groups of this rank, d].
             value: Like key.
-            attention_mask: `end`, int64 [1, 1, 1, t].
+            attention_mask: unused.
+            packed_seq_params: the micro-batch.
 
         Returns:
             [t, 1, heads * d].
         """
-        return attend(query[:, 0], key[:, 0], value[:, 0], attention_mask, self.scale)[:, None]
-
-
-class RMSNorm(torch.nn.RMSNorm):
-    """RMSNorm whose weight says whether its gradient is summed over the sequence-parallel ranks."""
-
-    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__(hidden_size, eps=eps)
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-
-
-def layer_spec(num_experts: int | None, qk_layernorm: bool) -> ModuleSpec:
-    """One decoder layer: Megatron's local layer with forest attention and the RMSNorm above."""
-    spec = get_gpt_layer_local_spec(num_experts=num_experts, qk_layernorm=qk_layernorm, normalization="RMSNorm")
-    layer: Any = spec.submodules
-    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
-    attention = layer.self_attention.submodules
-    attention.core_attention = ForestAttention
-    if qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = RMSNorm
-    return spec
-
-
-def block_spec(moe_layers: Sequence[bool], num_experts: int | None, qk_layernorm: bool) -> TransformerBlockSubmodules:
-    """All decoder layers; `moe_layers` says which of them are mixtures of experts."""
-    dense = layer_spec(None, qk_layernorm)
-    moe = layer_spec(num_experts, qk_layernorm) if any(moe_layers) else dense
-    norm: Any = RMSNorm
-    return TransformerBlockSubmodules(layer_specs=[moe if sparse else dense for sparse in moe_layers], layer_norm=norm)
+        return attend(query[:, 0], key[:, 0], value[:, 0], packed_seq_params.end, self.scale)[:, None]

@@ -11,7 +11,6 @@ import torch
 from relax_server.training.megatron import folder, hf
 from relax_server.training.megatron.config import OMNI_TYPE, transformer_config
 from relax_server.training.megatron.omni import OmniModel
-from relax_server.training.megatron.routes import replay_partially
 from relax_server.training.megatron.text import TextModel
 
 
@@ -28,21 +27,17 @@ class Loaded:
         return hf.to_hf(self.links, {name: p.detach() for name, p in self.model.named_parameters()})
 
 
-def build_model(hf_config: Any, *, dtype: torch.dtype, device: torch.device, recompute: bool, replay_routes: bool) -> TextModel:
+def build_model(hf_config: Any, *, dtype: torch.dtype, device: torch.device, recompute: bool) -> TextModel:
     """A model with random weights.
 
     Raises:
         ConfigError: the model cannot be trained.
     """
-    from megatron.core.transformer.moe.router_replay import RouterReplay
-
-    RouterReplay.clear_global_router_replay_instances()
-    config = transformer_config(hf_config, dtype=dtype, recompute=recompute, replay_routes=replay_routes)
+    config = transformer_config(hf_config, dtype=dtype, recompute=recompute)
     kind = OmniModel if hf_config.model_type == OMNI_TYPE else TextModel
     model = kind(config, hf_config, device).to(device)
     for parameter in model.parameters():  # not `model.to(dtype)`: position buffers stay float32, as in `from_pretrained`
         parameter.data = parameter.data.to(dtype)
-    replay_partially(model)
     return model
 
 
@@ -53,7 +48,6 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
     recompute: bool = False,
-    replay_routes: bool = False,
 ) -> Loaded:
     """Build a model and fill it from its folder.
 
@@ -61,7 +55,7 @@ def load_model(
         ConfigError: the model cannot be trained, or its weights do not fit its configuration.
     """
     device = device or torch.device("cpu")
-    model = build_model(hf_config, dtype=dtype, device=device, recompute=recompute, replay_routes=replay_routes)
+    model = build_model(hf_config, dtype=dtype, device=device, recompute=recompute)
     weights = folder.read_weights(path)
     names = [name for name, _ in model.named_parameters()]
     links = hf.model_links(hf_config, hf.Layout.of(weights, str(path)), names)

@@ -55,7 +55,7 @@ def _check(config: Any) -> None:
         raise ConfigError(f"{config.model_type}: sliding-window attention cannot be trained (layer_types {sorted(kinds)})")
 
 
-def _moe_settings(config: Any, sparse: list[bool], replay_routes: bool) -> dict[str, Any]:
+def _moe_settings(config: Any, sparse: list[bool]) -> dict[str, Any]:
     return dict(
         num_moe_experts=config.num_experts,
         moe_router_topk=config.num_experts_per_tok,
@@ -64,18 +64,16 @@ def _moe_settings(config: Any, sparse: list[bool], replay_routes: bool) -> dict[
         moe_router_load_balancing_type="none",
         moe_token_dispatcher_type="alltoall",
         moe_layer_freq=[int(s) for s in sparse],
-        moe_enable_routing_replay=replay_routes,
     )
 
 
-def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: bool, replay_routes: bool) -> Any:
+def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: bool) -> Any:
     """Megatron's `TransformerConfig` of a Hugging Face configuration.
 
     Args:
         hf_config: of a type in `TEXT_TYPES` or `OMNI_TYPE`.
         dtype: of the parameters: float32 or bfloat16.
         recompute: keep only the inputs of the layers and compute them again for the backward pass.
-        replay_routes: let Megatron's `RouterReplay` choose experts.
 
     Raises:
         ConfigError: the model has a feature that is not supported here.
@@ -85,8 +83,6 @@ def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: bool, r
     c = text_config(hf_config)
     _check(c)
     sparse = moe_layers(c)
-    if replay_routes and not any(sparse):
-        raise ConfigError("TrainingConfig.replay_routes = True, but the model has no mixture of experts")
     settings: dict[str, Any] = dict(
         num_layers=c.num_hidden_layers,
         hidden_size=c.hidden_size,
@@ -112,7 +108,7 @@ def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: bool, r
         mrope_section=[head_dim(c) // 2, 0, 0],
     )
     if any(sparse):
-        settings |= _moe_settings(c, sparse, replay_routes)
+        settings |= _moe_settings(c, sparse)
     if recompute:
         settings |= dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
     return TransformerConfig(**settings)

@@ -1,8 +1,8 @@
 """Lets Megatron-Core 0.16.1 train on CPU with gloo; does nothing where CUDA exists.
 
 Megatron names CUDA in many places (device literals, streams, the RNG, `tensor.type()` tests). `install()` answers these
-calls on the CPU instead. It changes torch for the whole process, so it belongs into a process of its own, and it has to
-run before other parts of `megatron.core` are imported.
+calls on the CPU instead. It changes torch for the whole process, so it belongs into a process of its own; `parallel.initialize`
+calls it, before anything of Megatron is used. Nothing is patched by an import, and it does not matter what was imported before.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-_NOT_HERE = ("Transformer Engine and Apex are not installed", "Apex is not installed", "full scope is deprecated")
-"""Warnings about GPU libraries, which say nothing on a CPU."""
+_NOT_HERE = "full scope is deprecated"
+"""A warning about CUDA graphs, which says nothing on a CPU."""
 _FACTORIES = ("tensor", "zeros", "ones", "empty", "empty_like", "arange")
 _installed = False
 
@@ -42,8 +42,7 @@ def install() -> bool:
     if torch.cuda.is_available():
         return False
     if not _installed:
-        for message in _NOT_HERE:
-            warnings.filterwarnings("ignore", message=message)
+        warnings.filterwarnings("ignore", message=_NOT_HERE)
         _patch_devices()
         _patch_streams()
         _patch_tensor_type()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from relax_server.training.megatron.config import text_config
-from relax_server.training.megatron.inputs import ForestInputs
+from relax_server.training.megatron.micro_batch import MediaInputs, MicroBatch
 from relax_server.training.megatron.text import TextModel
 
 
@@ -37,12 +36,9 @@ class _HandBack(torch.autograd.Function):
         return (gradient, None, *(leaf.grad for leaf in ctx.leaves.tensors))
 
 
-class _ChannelsLast(torch.nn.Conv2d):
+def _channels_last(convolution: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The same convolution with channels innermost, for which oneDNN's backward pass is 2 to 4 times as fast on a CPU."""
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        layout = torch.channels_last
-        return super()._conv_forward(input.contiguous(memory_format=layout), weight.contiguous(memory_format=layout), bias)
+    return (args[0].contiguous(memory_format=torch.channels_last),)
 
 
 class OmniModel(TextModel):
@@ -63,47 +59,39 @@ class OmniModel(TextModel):
         super().__init__(config, hf_config, device, text_config(hf_config).rope_parameters["mrope_section"])
         self.visual = Qwen3OmniMoeVisionEncoder._from_config(hf_config.vision_config)
         self.audio_tower = Qwen3OmniMoeAudioEncoder._from_config(hf_config.audio_config)
+        self.audio_chunk = 2 * hf_config.audio_config.n_window
         if device.type == "cpu":
             for module in self.audio_tower.modules():
-                if type(module) is torch.nn.Conv2d:
-                    module.__class__ = _ChannelsLast
-        self._deep: list[Tensor] = []
-        self._deep_tokens: Tensor | None = None
-        for i in range(len(hf_config.vision_config.deepstack_visual_indexes)):
-            self.gpt.decoder.layers[i].register_forward_hook(functools.partial(self._add_deep, i))
+                if isinstance(module, torch.nn.Conv2d):
+                    module.register_forward_pre_hook(_channels_last)
 
-    def _add_deep(self, layer: int, module: torch.nn.Module, args: Any, out: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """DeepStack: features of an early vision layer are added to the output of the decoder's `layer`."""
-        if self._deep_tokens is None:
-            return out
-        return (out[0].index_add(0, self._deep_tokens, self._deep[layer]), *out[1:])
-
-    def _see(self, inputs: ForestInputs) -> tuple[Tensor, list[Tensor]]:
+    def _see(self, media: MediaInputs) -> tuple[Tensor, list[Tensor]]:
         """Embeddings [n, hidden] of images and videos, and their DeepStack features."""
-        assert inputs.patches is not None
-        out = self.visual(inputs.patches.to(self.config.params_dtype), grid_thw=inputs.grid)
+        assert media.patches is not None
+        out = self.visual(media.patches.to(self.config.params_dtype), grid_thw=media.grid)
         return out.pooler_output, list(out.deepstack_features)
 
-    def embed(self, inputs: ForestInputs) -> Tensor:
-        """Token embeddings with media in their places, [t, 1, hidden]; keeps the DeepStack features for the layers."""
-        hidden = super().embed(inputs)
-        self._deep, self._deep_tokens = [], None
-        media: list[Tensor] = []
-        if inputs.patches is not None:
-            seen, deep = self._see(inputs)
-            media.append(seen)
-            self._deep_tokens = inputs.media_tokens[: inputs.n_visual]
-            rows = inputs.media_rows[: inputs.n_visual]
-            self._deep = [f.index_select(0, rows).to(hidden.dtype)[:, None] for f in deep]
-        for sounds in inputs.sounds:
+    def embed(self, micro: MicroBatch) -> tuple[Tensor, dict[int, Tensor]]:
+        """Token embeddings with media in their places, [t, 1, hidden], and DeepStack features for the first layers: those of
+        an early vision layer are added to the output of a decoder layer."""
+        hidden, _ = super().embed(micro)
+        media = micro.media
+        if media is None:
+            return hidden, {}
+        embeddings: list[Tensor] = []
+        deep: list[Tensor] = []
+        if media.patches is not None:
+            seen, features = self._see(media)
+            embeddings.append(seen)
+            rows = media.rows[: media.n_visual]
+            deep = [f.index_select(0, rows).to(hidden.dtype)[:, None] for f in features]
+        for sounds in media.sounds:
             heard = self.audio_tower(sounds.frames.to(self.config.params_dtype), feature_lens=sounds.lengths)
-            media.append(heard.last_hidden_state)
-        if not media:
-            return hidden
-        features = torch.cat(media).to(hidden.dtype).index_select(0, inputs.media_rows)
-        hidden = hidden.index_copy(0, inputs.media_tokens, features[:, None])
-        if self._deep and self.config.recompute_granularity == "full" and torch.is_grad_enabled():
-            leaves = _Leaves(self._deep)
-            hidden = _HandBack.apply(hidden, leaves, *self._deep)  # type: ignore[assignment]
-            self._deep = leaves.tensors
-        return hidden
+            embeddings.append(heard.last_hidden_state)
+        rows = torch.cat(embeddings).to(hidden.dtype).index_select(0, media.rows)
+        hidden = hidden.index_copy(0, media.tokens, rows[:, None])
+        if deep and self.config.recompute_granularity == "full" and torch.is_grad_enabled():
+            leaves = _Leaves(deep)
+            hidden = _HandBack.apply(hidden, leaves, *deep)  # type: ignore[assignment]
+            deep = leaves.tensors
+        return hidden, dict(enumerate(deep))

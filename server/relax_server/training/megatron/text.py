@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
 
-from relax_server.training.megatron.attention import block_spec
+from relax_server.training.forest import Forest
 from relax_server.training.megatron.config import has_qk_norm, moe_layers, text_config
-from relax_server.training.megatron.inputs import ForestInputs
+from relax_server.training.megatron.layer import block_spec
+from relax_server.training.megatron.micro_batch import MicroBatch
 from relax_server.training.megatron.rope import ForestRotary, inverse_frequencies
+
+
+class ForestGPT(GPTModel):
+    """Megatron's model, which computes logits only where a trained token is predicted."""
+
+    def _postprocess(self, hidden_states: Tensor, *args: Any, packed_seq_params: MicroBatch, **kwargs: Any) -> Tensor:
+        wanted = hidden_states.index_select(0, packed_seq_params.rows)
+        return super()._postprocess(wanted, *args, packed_seq_params=packed_seq_params, **kwargs)
 
 
 class TextModel(MegatronModule):
@@ -30,10 +41,13 @@ class TextModel(MegatronModule):
         c = text_config(hf_config)
         self.pre_process = self.post_process = True
         self.share_embeddings_and_output_weights = bool(hf_config.tie_word_embeddings)
-        sparse = moe_layers(c)
-        self.gpt = GPTModel(
+        self.moe_layers = moe_layers(c)
+        self.device = device
+        self.audio_chunk = 0
+        """Frames of a full chunk of the audio tower, if there is one."""
+        self.gpt = ForestGPT(
             config,
-            block_spec(sparse, config.num_moe_experts if any(sparse) else None, has_qk_norm(c)),  # type: ignore[arg-type]
+            block_spec(self.moe_layers, config.num_moe_experts, has_qk_norm(c)),  # type: ignore[arg-type]
             vocab_size=c.vocab_size,
             max_sequence_length=c.max_position_embeddings,
             position_embedding_type="mrope",
@@ -42,31 +56,35 @@ class TextModel(MegatronModule):
         rotary: Any = ForestRotary(inverse_frequencies(c), sections, device)
         self.gpt.rotary_pos_emb = rotary
         self.model_type = self.gpt.model_type
-        self._rows: torch.Tensor | None = None
-        self.gpt.output_layer.register_forward_pre_hook(self._keep_rows)
-
-    def _keep_rows(self, module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Logits only where a trained token is predicted."""
-        return (args[0].index_select(0, self._rows), *args[1:])
 
     def set_input_tensor(self, tensor: Any) -> None:
         """Called by Megatron's schedules; there is one pipeline stage, so it is always None."""
         self.gpt.set_input_tensor(tensor)
 
-    def shared_embedding_or_output_weight(self) -> torch.Tensor:
+    def shared_embedding_or_output_weight(self) -> Tensor:
         """Called by Megatron when gradients are finalised."""
         return self.gpt.shared_embedding_or_output_weight()
 
-    def embed(self, inputs: ForestInputs) -> torch.Tensor:
-        """Token embeddings [t, 1, hidden]."""
-        return self.gpt.embedding(inputs.ids[None], None)
+    def micro_batch(self, forest: Forest) -> MicroBatch:
+        """What `forward` takes of a forest, on this model's device.
 
-    def decode(self, inputs: ForestInputs, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [r, vocabulary] from embeddings [t, 1, hidden]."""
-        self._rows = inputs.rows
-        logits = self.gpt(None, inputs.positions[:, None], inputs.end.view(1, 1, 1, -1), decoder_input=hidden)
-        return logits[0]
+        Raises:
+            TrainingError: the forest's routes are of another model.
+        """
+        return MicroBatch.of(
+            forest,
+            chunk=self.audio_chunk,
+            moe_layers=self.moe_layers,
+            top_k=self.config.moe_router_topk,
+            device=self.device,
+        )
 
-    def forward(self, inputs: ForestInputs) -> torch.Tensor:
+    def embed(self, micro: MicroBatch) -> tuple[Tensor, dict[int, Tensor]]:
+        """Token embeddings [t, 1, hidden], and features for later layers as in `MicroBatch.deep`."""
+        return self.gpt.embedding(micro.ids[None], None), {}
+
+    def forward(self, micro: MicroBatch) -> Tensor:
         """Logits [r, vocabulary] of the wanted rows of one forest."""
-        return self.decode(inputs, self.embed(inputs))
+        hidden, deep = self.embed(micro)
+        told = dataclasses.replace(micro, deep=deep)
+        return self.gpt(None, micro.positions[:, None], None, decoder_input=hidden, packed_seq_params=told)[0]

@@ -10,12 +10,11 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 from torch import Tensor
 
 from relax_sdk.config import OptimizerConfig
 from relax_sdk.errors import TrainingError
-from relax_server.training.megatron.inputs import ForestInputs
+from relax_server.training.megatron.micro_batch import MicroBatch
 from relax_server.training.megatron.text import TextModel
 
 Loss = Callable[[Tensor, int], tuple[Tensor, int, Any]]
@@ -68,7 +67,7 @@ class MegatronTrainer:
         """
         self.optimizer = self._make_optimizer()
 
-    def accumulate(self, inputs: Sequence[ForestInputs], loss: Loss) -> list[Any]:
+    def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[Any]:
         """Gradients of one update: forward and backward over every forest, then the mean over all tokens of all ranks.
 
         Returns:
@@ -77,32 +76,27 @@ class MegatronTrainer:
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
         _set_mode(self.model, training=True)
-        numbers = iter(range(len(inputs)))
+        numbers = iter(range(len(micro_batches)))
 
         def forward_step(data: Iterator[int], ddp: torch.nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
             number = next(data)
-            replay = _begin_replay(inputs[number])
-            logits = ddp(inputs[number])
+            logits = ddp(micro_batches[number])
 
             def loss_function(output: Tensor) -> tuple[Tensor, Tensor, Any]:
                 total, count, rest = loss(output, number)
-                if replay:  # layers that are computed again in backward take the same routes
-                    RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_BACKWARD)
                 return total, torch.tensor(count, dtype=torch.int, device=total.device), rest
 
             return logits, loss_function
 
-        results = self._schedule(
+        return self._schedule(
             forward_step_func=forward_step,
             data_iterator=numbers,
             model=self.ddp,
-            num_microbatches=len(inputs),
-            seq_length=len(inputs[0].ids),
+            num_microbatches=len(micro_batches),
+            seq_length=len(micro_batches[0].ids),
             micro_batch_size=1,
             forward_only=False,
         )
-        RouterReplay.clear_global_router_replay_action()
-        return results
 
     def step(self, lr: float) -> float:
         """Clip and apply the accumulated gradients.
@@ -124,27 +118,12 @@ class MegatronTrainer:
 
 
 @torch.no_grad()
-def forward(model: TextModel, inputs: ForestInputs) -> Tensor:
+def forward(model: TextModel, micro: MicroBatch) -> Tensor:
     """Logits [r, v] of one forest, without gradient."""
     _set_mode(model, training=False)
-    _begin_replay(inputs)
-    try:
-        return model(inputs)
-    finally:
-        RouterReplay.clear_global_router_replay_action()
+    return model(micro)
 
 
 def _set_mode(model: TextModel, training: bool) -> None:
     if model.training != training:  # walks all modules
         model.train(training)
-
-
-def _begin_replay(inputs: ForestInputs) -> bool:
-    """Hand the forest's routes to the routers; False where there are none."""
-    RouterReplay.clear_global_indices()
-    if inputs.routes is None:
-        RouterReplay.clear_global_router_replay_action()
-        return False
-    RouterReplay.set_replay_data(inputs.routes)
-    RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
-    return True

@@ -1,0 +1,149 @@
+"""One packed forest as tensors on the device: what travels through the model, from its inputs to every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+from relax_sdk.errors import TrainingError
+from relax_server.models.processor import MediaFeatures
+from relax_server.training.forest import Forest
+
+
+@dataclass(frozen=True)
+class Sounds:
+    """Sounds that one call of the audio tower takes."""
+
+    frames: Tensor
+    """float32 [n_mels, all frames]."""
+    lengths: Tensor
+    """int64 [n], frames of each."""
+
+
+@dataclass(frozen=True)
+class MediaInputs:
+    """The media of one forest, each item once, and which tokens they stand for."""
+
+    tokens: Tensor
+    """int64 [p], tokens that are placeholders."""
+    rows: Tensor
+    """int64 [p], their rows in the embeddings: visual items, then each element of `sounds`."""
+    n_visual: int
+    """How many of the p placeholders, counted from the first, are of images and videos."""
+    patches: Tensor | None
+    """float32 [all patches, channels]; None without images and videos."""
+    grid: Tensor | None
+    """int64 [n visual items, 3]; None without images and videos."""
+    sounds: list[Sounds]
+
+    @classmethod
+    def of(cls, forest: Forest, chunk: int, device: torch.device) -> MediaInputs:
+        """Tensors of a forest's media.
+
+        Args:
+            forest: packed samples with at least one media item.
+            chunk: frames of one full chunk of the audio tower. It pads chunks to the longest one of a call, which changes
+                what a shorter one sees; so sounds shorter than a chunk are only put together with others of their length,
+                and every sound is computed as if it were alone.
+            device: where to put them.
+        """
+        visual, by_length = _arrange(forest.media, chunk)
+        order = visual + [i for group in by_length.values() for i in group]
+        start = np.zeros(len(forest.media), np.int64)
+        start[order] = np.cumsum([0] + [forest.media[i].n_tokens for i in order[:-1]])
+        is_sound = np.array([m.grid is None for m in forest.media], bool)[forest.media_item]
+        arrange = np.argsort(is_sound, kind="stable")
+        sounds = []
+        for group in by_length.values():
+            frames = np.concatenate([forest.media[i].tensor for i in group], 1)
+            lengths = np.array([forest.media[i].tensor.shape[1] for i in group])
+            sounds.append(Sounds(_tensor(frames, device), _tensor(lengths, device)))
+        return cls(
+            tokens=_tensor(forest.media_token[arrange], device),
+            rows=_tensor((start[forest.media_item] + forest.media_offset)[arrange], device),
+            n_visual=int((~is_sound).sum()),
+            patches=_tensor(np.concatenate([forest.media[i].tensor for i in visual]), device) if visual else None,
+            grid=_tensor(np.array([forest.media[i].grid for i in visual]), device) if visual else None,
+            sounds=sounds,
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class MicroBatch(PackedSeqParams):
+    """All that a model is told of one forest.
+
+    Megatron hands its `packed_seq_params` through the decoder to every layer unchanged, and keeps them for the layers that
+    it computes again in backward. So what belongs to one micro-batch is found here, never on a module, and micro-batches can
+    be computed in any order.
+    """
+
+    qkv_format: str = "sbhd"
+    """Megatron's own layout of queries, keys and values; "thd" would be that of its packed sequences, which are not used."""
+    ids: Tensor
+    """int64 [t]."""
+    positions: Tensor
+    """float32 [3, t]."""
+    end: Tensor
+    """int64 [t], the mask: query q sees key k iff k <= q < end[k]."""
+    rows: Tensor
+    """int64 [r], tokens whose logits are wanted."""
+    media: MediaInputs | None = None
+    """None without media."""
+    routes: dict[int, Tensor] = field(default_factory=dict)
+    """int64 [t, top_k] by decoder layer, for mixtures of experts only: experts of each token, -1 where the model chooses.
+    Empty: it chooses everywhere."""
+    deep: dict[int, Tensor] = field(default_factory=dict)
+    """[n_visual, 1, hidden] by decoder layer: DeepStack features that are added to its output; the model fills them in."""
+
+    @classmethod
+    def of(cls, forest: Forest, *, chunk: int, moe_layers: Sequence[bool], top_k: int, device: torch.device) -> MicroBatch:
+        """Tensors of a forest.
+
+        Args:
+            forest: packed samples.
+            chunk: frames of one full chunk of the audio tower, see `MediaInputs.of`.
+            moe_layers: which decoder layers are mixtures of experts.
+            top_k: experts of a token in each of them.
+            device: where to put them.
+
+        Raises:
+            TrainingError: the forest's routes are of another model.
+        """
+        routes: dict[int, Tensor] = {}
+        if forest.routes is not None:
+            layers, experts = forest.routes.shape[1:]
+            if (layers, experts) != (len(moe_layers), top_k):
+                raise TrainingError(
+                    f"the recorded routes are of {layers} layers with {experts} experts a token, but this model has "
+                    f"{len(moe_layers)} with {top_k}: does the engine serve another model?"
+                )
+            sparse = [i for i, is_moe in enumerate(moe_layers) if is_moe]
+            routes = {i: _tensor(forest.routes[:, i].astype(np.int64), device) for i in sparse}
+        return cls(
+            ids=_tensor(forest.ids, device),
+            positions=_tensor(forest.positions, device),
+            end=_tensor(forest.end, device),
+            rows=_tensor(forest.rows, device),
+            media=MediaInputs.of(forest, chunk, device) if forest.media else None,
+            routes=routes,
+        )
+
+
+def _arrange(media: Sequence[MediaFeatures], chunk: int) -> tuple[list[int], dict[int, list[int]]]:
+    """Visual items, and sounds by the length that the tower's calls are made of."""
+    visual = [i for i, m in enumerate(media) if m.grid is not None]
+    by_length: dict[int, list[int]] = {}
+    for i, m in enumerate(media):
+        if m.grid is None:
+            by_length.setdefault(min(m.tensor.shape[1], chunk), []).append(i)
+    return visual, by_length
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> Any:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
