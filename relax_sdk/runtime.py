@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -14,6 +14,7 @@ from relax_sdk.evaluation import Evaluation
 from relax_sdk.findings import Finding
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.registry import EnvSpec
+from relax_sdk.run_lock import Holder
 
 GROUP = "relax.runtimes"
 EXTRAS = {"ray": "server,ray"}
@@ -38,6 +39,8 @@ class Job:
     """Go on from the folder's last checkpoint."""
     runtime: str = "local"
     """The name of the runtime, for advice on how to go on."""
+    holder: Holder = field(default_factory=Holder.here)
+    """The program that carries it out; others are refused the run in its name."""
 
     @property
     def how_to_resume(self) -> str:

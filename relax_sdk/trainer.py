@@ -32,6 +32,7 @@ from relax_sdk.errors import ConfigError
 from relax_sdk.progress import Progress
 from relax_sdk.registry import EnvSpec, get_spec
 from relax_sdk.run import CONFIG, PLOT, Run
+from relax_sdk.run_lock import Holder, RunLock, cannot_write
 from relax_sdk.runtime import Job, Provide, Runtime, find_runtime
 
 SECTIONS: dict[str, type[Any]] = {
@@ -169,16 +170,20 @@ class Trainer:
         """
         runtime = find_runtime(self.runtime)
         config = dataclasses.replace(self.config, steps=steps) if steps is not None else self.config
-        folder = self._prepare(config, resume)
-        name = self.runtime if isinstance(self.runtime, str) else "local"
-        job = Job(self.spec, config, folder, self.agent, resume, name)
-        run = Run(folder, config, job, self.runtime)
-        with Progress(config, folder, show=progress) as observer:
-            try:
-                runtime.fit(job, observer)
-            finally:
-                if run.metrics:
-                    run.plot(folder / PLOT)
+        folder = self._run_folder(config, resume)
+        with RunLock(folder, Holder.here()) as lock:
+            self._prepare(folder, config, resume)
+            name = self.runtime if isinstance(self.runtime, str) else "local"
+            job = Job(self.spec, config, folder, self.agent, resume, name, lock.holder)
+            run = Run(folder, config, job, self.runtime)
+            with Progress(config, folder, show=progress) as observer:
+                if not lock.enforced:
+                    observer.warn(f"the file system of {folder} has no locks; the claim in the journal alone keeps others away")
+                try:
+                    runtime.fit(job, observer)
+                finally:
+                    if run.metrics:
+                        run.plot(folder / PLOT)
         return run
 
     @classmethod
@@ -216,23 +221,30 @@ class Trainer:
         trainer.config = config
         return trainer
 
-    def _prepare(self, config: RunConfig, resume: bool) -> Path:
-        if resume and self._folder is None:
-            raise ConfigError("fit(resume=True) needs Trainer(folder=…), the folder of the run to go on with")
+    def _run_folder(self, config: RunConfig, resume: bool) -> Path:
+        """The folder of the run, made if it is a new one."""
+        if resume:
+            if self._folder is None:
+                raise ConfigError("fit(resume=True) needs Trainer(folder=…), the folder of the run to go on with")
+            _begun_with(self._folder)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         folder = self._folder or Path("runs") / f"{config.env.replace('/', '-').replace(':', '-')}-{stamp}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(folder, error) from error
+        return folder.resolve()
+
+    def _prepare(self, folder: Path, config: RunConfig, resume: bool) -> None:
+        """Write the configuration into the folder, once nobody else carries a run out there."""
         if resume:
             _check_resumable(folder, config)
         elif (folder / CONFIG).exists():
             raise ConfigError(f"{folder} already holds a run; use fit(resume=True) to go on with it, or another folder")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             (folder / CONFIG).write_text(json.dumps(config.to_dict(), indent=1))
         except OSError as error:
-            raise ConfigError(
-                f"the run folder {folder} cannot be written ({error.strerror}); choose another with folder=…"
-            ) from error
-        return folder.resolve()
+            raise cannot_write(folder, error) from error
 
 
 def _section(name: str, default: Any, given: Any) -> Any:
@@ -244,11 +256,20 @@ def _section(name: str, default: Any, given: Any) -> Any:
     return from_dict(cls, dict(default or {}) | dict(given or {}), name)
 
 
-def _check_resumable(folder: Path, config: RunConfig) -> None:
+def _begun_with(folder: Path) -> RunConfig:
+    """The configuration that the run in a folder was begun with.
+
+    Raises:
+        ConfigError: there is no run.
+    """
     try:
-        old = run_config_from_dict(json.loads((folder / CONFIG).read_text()))
+        return run_config_from_dict(json.loads((folder / CONFIG).read_text()))
     except (OSError, json.JSONDecodeError) as error:
         raise ConfigError(f"{folder} holds no run to resume ({error})") from error
+
+
+def _check_resumable(folder: Path, config: RunConfig) -> None:
+    old = _begun_with(folder)
     for name in ("env", "model", "seed"):
         if getattr(old, name) != getattr(config, name):
             raise ConfigError(f"{folder} was begun with {name}={getattr(old, name)!r}, not {getattr(config, name)!r}")

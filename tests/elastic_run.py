@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any
 
 import pytest
 from our_processes import children
+from prepared_job import prepared_job
 from relax_server.journal import open_journal
-from relax_server.roles.controller import Controller
+from relax_server.roles.controller import Controller, make_controller
 from relax_server.roles.layout import RunLayout
 
 import relax_sdk as relax
 from relax_sdk.control import CONTROL, RunControl
-from relax_sdk.runtime import Job
 
 SMALL = dict(
     rollout={"groups_per_step": 4, "group_size": 4, "max_turns": 1},
@@ -96,10 +95,9 @@ class Going:
 async def going(folder: Path, **settings: Any) -> AsyncIterator[Going]:
     """A run from its first step on; at the end nothing of it was lost or trained on twice."""
     trainer = relax.Trainer("tone-v0", folder=folder, **(SMALL | settings))
-    config = dataclasses.replace(trainer.config, steps=100_000)
-    job = Job(trainer.spec, config, trainer._prepare(config, resume=False))
+    job = prepared_job(trainer, steps=100_000)
     heard = Heard()
-    controller = Controller(job, heard)
+    controller = await make_controller(job, heard)
     run = Going(job.folder, heard, controller, asyncio.create_task(controller.run()))
     try:
         await run.until(lambda: heard.steps, 150)
@@ -111,7 +109,7 @@ async def going(folder: Path, **settings: Any) -> AsyncIterator[Going]:
             await asyncio.wait_for(run.task, 120)
     assert [row["step"] for row in heard.steps] == list(range(1, len(heard.steps) + 1))
     counts = open_journal(RunLayout(run.folder).journal).counts(run.folder.name)
-    assert counts.acked == len(heard.steps) * config.rollout.groups_per_step and counts.leased == 0
+    assert counts.acked == len(heard.steps) * job.config.rollout.groups_per_step and counts.leased == 0
     assert not (run.folder / CONTROL).exists()
     mine = [" ".join(command) for command in children(recursive=True).values()]
     assert not [command for command in mine if str(run.folder) in command or "roles.child" in command]

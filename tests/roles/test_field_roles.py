@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 from collections.abc import Callable
@@ -11,11 +10,12 @@ from typing import Any
 
 import pytest
 from our_processes import children
+from prepared_job import prepared_job
 from relax_server.journal import open_journal
 from relax_server.roles.layout import RunLayout
 
 import relax_sdk as relax
-from relax_sdk.runtime import Job, find_runtime
+from relax_sdk.runtime import find_runtime
 from relax_sdk.spans import read_spans
 
 pytest.importorskip("ray", reason="the package ray is not installed (pip install 'relax-gym[ray]')")
@@ -67,10 +67,9 @@ class Watch:
 
 def fit(folder: Path, steps: int, watch: Watch | None = None, resume: bool = False, **settings: Any) -> relax.Run:
     trainer = relax.Trainer(Letters, folder=folder, **(SMALL | settings))
-    config = dataclasses.replace(trainer.config, steps=steps)
-    job = Job(trainer.spec, config, trainer._prepare(config, resume=resume), resume=resume)
+    job = prepared_job(trainer, steps, resume)
     find_runtime("local").fit(job, watch or Watch())
-    return relax.Run(job.folder, config, job)
+    return relax.Run(job.folder, job.config, job)
 
 
 def whole(run: relax.Run, steps: int) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from our_processes import children
+from prepared_job import prepared_job
 from relax_server.journal import open_journal
 from relax_server.roles.layout import RunLayout
 
@@ -76,15 +77,12 @@ class Watch:
 
 def fit_watched(run: relax.Trainer, steps: int, act: Callable[[int], None]) -> tuple[Watch, relax.Run]:
     """`fit` with an observer of our own."""
-    import dataclasses
+    from relax_sdk.runtime import find_runtime
 
-    from relax_sdk.runtime import Job, find_runtime
-
-    config = dataclasses.replace(run.config, steps=steps)
-    folder = run._prepare(config, resume=False)
+    job = prepared_job(run, steps)
     watch = Watch(act)
-    find_runtime("local").fit(Job(run.spec, config, folder), watch)
-    return watch, relax.Run(folder, config, Job(run.spec, config, folder))
+    find_runtime("local").fit(job, watch)
+    return watch, relax.Run(job.folder, job.config, job)
 
 
 @pytest.fixture(scope="module")
@@ -289,11 +287,19 @@ def test_ctrl_c_ends_with_a_checkpoint_and_can_be_resumed(tmp_path):
     assert run.metrics[-1]["step"] == done + 1
 
 
-def test_killing_the_controller_leaves_nothing_and_loses_nothing(tmp_path):
+def test_a_second_program_is_refused_and_goes_on_at_once_when_the_first_is_killed(tmp_path):
     folder = tmp_path / "run"
     script = f"import relax_sdk as relax; relax.Trainer('tone-v0', folder={str(folder)!r}, **{SMALL!r}).fit(steps=100000)"
     with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: RunLayout(folder).checkpoints()[1:], 120)
+        second = subprocess.run(
+            [sys.executable, "-m", "relax_sdk.cli", "train", "--resume", str(folder)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert second.returncode == 1 and f"in use by process {process.pid} on " in second.stderr
+        assert relax.Run.load(folder).metrics  # to look on is for all
         process.kill()
 
     def traces() -> list[str]:

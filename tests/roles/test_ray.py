@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import signal
 import subprocess
@@ -17,12 +16,12 @@ from typing import Any
 
 import psutil
 import pytest
+from prepared_job import prepared_job
 from typer.testing import CliRunner
 
 import relax_sdk as relax
 from relax_sdk.cli import app
 from relax_sdk.control import RunControl
-from relax_sdk.runtime import Job
 
 ray = pytest.importorskip("ray", reason="the ray runtime is optional: pip install 'relax-gym[server,ray]'")
 
@@ -89,10 +88,9 @@ class Watch:
 def fit(folder: Path, steps: int, watch: Watch, env=Letters, **settings) -> relax.Run:
     """`Trainer.fit` with an observer of our own."""
     trainer = relax.Trainer(env, folder=folder, runtime=RayRuntime(), **(SMALL | settings))
-    config = dataclasses.replace(trainer.config, steps=steps)
-    job = Job(trainer.spec, config, trainer._prepare(config, resume=False))
+    job = prepared_job(trainer, steps)
     RayRuntime().fit(job, watch)
-    return relax.Run(job.folder, config, job)
+    return relax.Run(job.folder, job.config, job)
 
 
 def whole(run: relax.Run, steps: int) -> None:

@@ -13,12 +13,15 @@ from relax_server.journal.sql import Clock, SqlJournal
 __all__ = ["open_journal"]
 
 
-def open_journal(url_or_path: str | os.PathLike[str], *, busy_timeout: float = 30.0, clock: Clock = time.time) -> Journal:
+def open_journal(
+    url_or_path: str | os.PathLike[str], *, claim: str | None = None, busy_timeout: float = 30.0, clock: Clock = time.time
+) -> Journal:
     """Open a journal; a new one is made with its folder, an older one is migrated.
 
     Args:
         url_or_path: a file such as `runs/tone/journal.db`, or `sqlite:///` and a path, on a local disk, since SQLite's locks do
             not work over a network file system; for several servers `postgresql://user@host/database`.
+        claim: `Holder.id` of the program that carries a run out, for its roles: they are refused once another one has the run.
         busy_timeout: seconds that a call waits for a writer in another process before it raises.
         clock: Unix seconds; what leases go by.
 
@@ -28,7 +31,7 @@ def open_journal(url_or_path: str | os.PathLike[str], *, busy_timeout: float = 3
     given = os.fspath(url_or_path)
     if given.startswith(("postgresql://", "postgres://")):
         url = "postgresql://" + given.partition("://")[2]
-        return SqlJournal(url, busy_timeout=busy_timeout, clock=clock)
+        return SqlJournal(url, claim=claim, busy_timeout=busy_timeout, clock=clock)
     path = Path(os.path.abspath(_file(given)))
     if path.is_dir():
         raise JournalError(f"{path} is a folder; name a file in it, such as {path / 'journal.db'}")
@@ -36,7 +39,7 @@ def open_journal(url_or_path: str | os.PathLike[str], *, busy_timeout: float = 3
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise JournalError(f"the folder of journal {path} cannot be made ({error.strerror}); name another place") from error
-    return SqlJournal(path, busy_timeout=busy_timeout, clock=clock)
+    return SqlJournal(path, claim=claim, busy_timeout=busy_timeout, clock=clock)
 
 
 def _file(url_or_path: str) -> str:

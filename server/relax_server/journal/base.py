@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from relax_sdk.run_lock import Holder
 from relax_sdk.trajectory import Group, Trajectory
+from relax_server.journal.claims import RunClaim
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,31 @@ class Journal(Protocol):
 
     def get_state(self, run: str, key: str) -> Any:
         """A value kept by `put_state`, or None."""
+        ...
+
+    def claim(self, run: str, holder: Holder, instead_of: RunClaim | None = None) -> RunClaim | None:
+        """Claim a run for a program: from then on nobody else may lease, renew, ack, release, drop or restore its groups.
+
+        A journal that was opened with this program's id may, all others are refused with `JournalError`, also the processes
+        of a program that had the run before. The program that has it already claims it again, so that a controller may be
+        started again; and one whose process is known to have ended loses it.
+
+        Args:
+            run: to carry out; it need not be there yet.
+            holder: the program.
+            instead_of: what an earlier call returned, to take the run from a program that gave no sign of life since.
+
+        Returns:
+            None when the run is this program's now; else whose it is.
+        """
+        ...
+
+    def beat(self, run: str, holder: Holder) -> bool:
+        """Say that the program which has claimed a run lives; False where it has lost it."""
+        ...
+
+    def end_claim(self, run: str, holder: Holder) -> None:
+        """Give a run back; without effect where it is another's."""
         ...
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0005"
+HEAD = "0006"
 """The newest revision in `migrations/versions`."""
 
 
@@ -110,6 +110,19 @@ state = Table(
     Column("run", String, ForeignKey("runs.id"), primary_key=True),
     Column("key", String, primary_key=True),
     Column("value", JSON),
+)
+
+claims = Table(  # which program carries a run out; see claims.py
+    "claims",
+    metadata,
+    Column("run", String, ForeignKey("runs.id"), primary_key=True),
+    Column("beat", BigInteger, nullable=False),
+    Column("holder_id", String, nullable=False),
+    Column("holder_pid", BigInteger, nullable=False),
+    Column("holder_host", String, nullable=False),
+    Column("holder_machine", String, nullable=False),
+    Column("holder_born", BigInteger, nullable=False),  # clock ticks since the boot
+    Column("holder_since", Double, nullable=False),  # Unix seconds
 )
 
 # ------------------------------------------------------------------------------------------- of the rollout service

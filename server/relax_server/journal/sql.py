@@ -16,9 +16,11 @@ from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from relax_sdk.errors import ConfigError, JournalError
+from relax_sdk.run_lock import Holder
 from relax_sdk.trajectory import Group, Trajectory, token_versions
-from relax_server.journal import leases, migrate, postgres, sqlite
+from relax_server.journal import claims, leases, migrate, postgres, sqlite
 from relax_server.journal.base import JournalCounts, Lease, LeaseResult, TrajectoryRow
+from relax_server.journal.claims import RunClaim
 from relax_server.journal.payload import pack, unpack
 from relax_server.journal.schema import GroupState, groups, payloads, runs, state, trajectories
 
@@ -37,11 +39,14 @@ class SqlJournal:
     One instance serves all threads of a process; each process opens its own.
     """
 
-    def __init__(self, path: Path | str, *, busy_timeout: float = 30.0, clock: Clock = time.time) -> None:
+    def __init__(
+        self, path: Path | str, *, claim: str | None = None, busy_timeout: float = 30.0, clock: Clock = time.time
+    ) -> None:
         """Open the database, made and migrated as needed.
 
         Args:
             path: of a file, absolute, its folder exists; or a `postgresql://` URL.
+            claim: `Holder.id` of the program that this process works for; see `claims.check`.
             busy_timeout: seconds to wait for another writer.
             clock: what leases and `created_at` go by.
 
@@ -55,7 +60,7 @@ class SqlJournal:
         self.shared = self._database is postgres
         """Whether processes on other machines may use it too."""
         self._busy_timeout = busy_timeout
-        self._clock = clock
+        self._clock, self._claim = clock, claim
         self._known_runs: set[str] = set()
         self._writing = threading.Lock()  # threads queue here, fairly, instead of polling SQLite's lock
         self._session = uuid.uuid4().hex
@@ -82,6 +87,8 @@ class SqlJournal:
         payloads, now = [pack(group) for group in groups], self._clock()
         with self.writing("commit " + ", ".join(f"group {group.id!r}" for group in groups[:3])) as connection:
             self._add_run(connection, run, now)
+            if self._claim is not None:  # groups that other programs commit do no harm: one of an id stays the first one
+                claims.check(connection, run, self._claim)
             new = [_insert(connection, g, p, run, split, owner, now) for g, p in zip(groups, payloads, strict=True)]
         self._known_runs.add(run)
         return new
@@ -95,12 +102,12 @@ class SqlJournal:
         with self.reading("lease groups") as connection:
             if not leases.anything_to_do(connection, claim, n):
                 return LeaseResult([], 0)
-        with self.writing("lease groups") as connection:
+        with self._leasing("lease groups", run) as connection:
             rows, dropped = leases.take(connection, claim, n, ttl)
         try:
             leased = [Lease(unpack(row.data, row.id), row.version_min, claim.now + ttl) for row in rows]
         except JournalError:
-            with self.writing("give back leases") as connection:
+            with self._leasing("give back leases", run) as connection:
                 leases.give_back(connection, [row.id for row in rows], run, consumer)
             raise
         return LeaseResult(leased, dropped)
@@ -109,27 +116,27 @@ class SqlJournal:
         """See `Journal.renew`."""
         if not 0 < ttl < math.inf:
             raise ConfigError(f"renew(ttl={ttl}); allowed: above 0 seconds")
-        with self.writing("renew leases") as connection:
+        with self._leasing("renew leases", run) as connection:
             return leases.renew(connection, run, consumer, self._session, self._clock(), ttl)
 
     def ack(self, group_ids: Sequence[str], run: str, consumer: str, checkpoint: int) -> int:
         """See `Journal.ack`."""
-        with self.writing("ack groups") as connection:
+        with self._leasing("ack groups", run) as connection:
             return leases.ack(connection, group_ids, run, consumer, checkpoint)
 
     def release(self, group_ids: Sequence[str], run: str, consumer: str) -> int:
         """See `Journal.release`."""
-        with self.writing("give back leases") as connection:
+        with self._leasing("give back leases", run) as connection:
             return leases.give_back(connection, group_ids, run, consumer)
 
     def drop(self, group_ids: Sequence[str], run: str, consumer: str) -> int:
         """See `Journal.drop`."""
-        with self.writing("drop stale groups") as connection:
+        with self._leasing("drop stale groups", run) as connection:
             return leases.drop(connection, group_ids, run, consumer)
 
     def restore(self, run: str, consumer: str, checkpoint: int) -> int:
         """See `Journal.restore`."""
-        with self.writing("restore groups") as connection:
+        with self._leasing("restore groups", run) as connection:
             return leases.restore(connection, run, consumer, checkpoint)
 
     def put_state(self, run: str, key: str, value: Any) -> None:
@@ -148,6 +155,22 @@ class SqlJournal:
             if connection.execute(update(state).where(place).values(value=value)).rowcount == 0:
                 connection.execute(insert(state).values(run=run, key=key, value=value))
         self._known_runs.add(run)
+
+    def claim(self, run: str, holder: Holder, instead_of: RunClaim | None = None) -> RunClaim | None:
+        """See `Journal.claim`."""
+        with self.writing(f"claim run {run!r}") as connection:
+            self._add_run(connection, run, self._clock())
+            return claims.take(connection, run, holder, instead_of)
+
+    def beat(self, run: str, holder: Holder) -> bool:
+        """See `Journal.beat`."""
+        with self.writing(f"keep the claim of run {run!r}") as connection:
+            return claims.beat(connection, run, holder)
+
+    def end_claim(self, run: str, holder: Holder) -> None:
+        """See `Journal.end_claim`."""
+        with self.writing(f"give run {run!r} back") as connection:
+            claims.end(connection, run, holder)
 
     # ------------------------------------------------------------------------------------------------------- reading
 
@@ -237,6 +260,13 @@ class SqlJournal:
             self.engine.connect().execution_options(**self._database.WRITE) as connection,
             connection.begin(),
         ):
+            yield connection
+
+    @contextmanager
+    def _leasing(self, doing: str, run: str) -> Iterator[Connection]:
+        """A transaction that writes to leases: for the program alone that carries the run out, where one does."""
+        with self.writing(doing) as connection:
+            claims.check(connection, run, self._claim)
             yield connection
 
     @contextmanager

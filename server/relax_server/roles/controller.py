@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 from relax_sdk.errors import RelaxError, RunError
 from relax_sdk.runtime import Job, Observer
 from relax_server.journal import open_journal
+from relax_server.journal.base import Journal
 from relax_server.models.catalog import resolve_model
 from relax_server.roles import shared_memory
 from relax_server.roles.autoscale import Autoscaler
 from relax_server.roles.checks import check_journal, check_modalities
+from relax_server.roles.claim import Claim
 from relax_server.roles.control import RunControlServer
 from relax_server.roles.field_roles import FieldRoles
 from relax_server.roles.figures import Figures
@@ -53,23 +55,51 @@ from relax_server.timeline import Timeline, write_trace
 
 M = TypeVar("M")
 
-
 START_SECONDS = 180.0
 """For a role to load its model and say that it is ready."""
 
 
-class Controller:
-    """Runs one job from its first message to its last checkpoint.
+async def make_controller(job: Job, observer: Observer, host: Host | None = None) -> Controller:
+    """Claim a run in its journal, and make what carries it out.
 
     Args:
         job: the run.
         observer: is told how it goes.
         host: starts the roles; by default on this machine.
+
+    Raises:
+        ConfigError: another program carries it out; or the model cannot be had.
+        JournalError: the journal cannot be opened.
+    """
+    host = host if host is not None else LocalHost()
+    journal = await asyncio.to_thread(open_journal, host.journal or RunLayout(job.folder).journal, claim=job.holder.id)
+    try:
+        claim = Claim(journal, job.folder.name, job.holder)
+        await claim.take(observer.stage)
+        try:
+            return await asyncio.to_thread(Controller, job, observer, host, journal, claim)  # it may build the model
+        except BaseException:
+            await claim.end()
+            raise
+    except BaseException:
+        journal.close()
+        raise
+
+
+class Controller:
+    """Runs one job from its first message to its last checkpoint; see `make_controller`.
+
+    Args:
+        job: the run.
+        observer: is told how it goes.
+        host: starts the roles.
+        journal: of the run; closed when the run ends.
+        claim: of the run in it; given back then.
     """
 
-    def __init__(self, job: Job, observer: Observer, host: Host | None = None) -> None:
+    def __init__(self, job: Job, observer: Observer, host: Host, journal: Journal, claim: Claim) -> None:
         self.job, self.observer, self.config = job, observer, job.config
-        self.host = host = host if host is not None else LocalHost()
+        self.host, self.journal, self.claim = host, journal, claim
         self.layout = RunLayout(job.folder)
         self.run_name = job.folder.name
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
@@ -119,22 +149,15 @@ class Controller:
             ConfigError: the environment, model and settings do not fit together.
             RunError: a role failed for good; the folder can be resumed.
         """
-        try:
-            self.journal = open_journal(self.host.journal or self.layout.journal)
-        except BaseException:
-            shared_memory.remove(self.weights_root)
-            raise
-        health: asyncio.Task[None] | None = None
+        beside = [asyncio.create_task(self.claim.keep(self.claim_lost))]
         try:
             await self.start()
             await self.control.start()
-            health = asyncio.create_task(self.engines.watch())
+            beside.append(asyncio.create_task(self.engines.watch()))
             await self.train()
             await self.finish()
         finally:
-            if health is not None:
-                health.cancel()
-            await self.shut_down()
+            await self.shut_down(beside)
 
     async def start(self) -> None:
         """Start all roles and bring them to the same weights."""
@@ -193,14 +216,21 @@ class Controller:
             while self.step in self.evaluating:
                 await self.handle(await self.next_event())
 
-    async def shut_down(self) -> None:
-        """Stop every process and leave nothing behind."""
+    async def shut_down(self, beside: list[asyncio.Task[None]]) -> None:
+        """Stop every process and leave nothing behind.
+
+        Args:
+            beside: what goes on beside the run.
+        """
+        for task in beside:
+            task.cancel()
         await self.control.stop()
         await asyncio.gather(
             self.rollout.stop(), self.policy.stop(), self.engines.stop(), self.fields.stop(), return_exceptions=True
         )
         shared_memory.remove(self.weights_root)
         self.figures.close()
+        await self.claim.end()
         self.journal.close()
         self.timeline.close()
         with contextlib.suppress(OSError):  # no room for it: the run itself is whole
@@ -373,6 +403,10 @@ class Controller:
             self.policy.send(Continue())
 
     # ------------------------------------------------------------------------------------------------------------ processes
+
+    def claim_lost(self, why: str) -> None:
+        """Another program carries the run out: this one ends."""
+        self.inbox.put_nowait(Failed(why, fatal=True))
 
     def engines_changed(self, drain: float) -> None:
         """Other engines than before: the rollout leaves those that are gone."""

@@ -19,7 +19,7 @@ from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.registry import EnvSpec
 from relax_sdk.runtime import Job, Observer, Tell, silent
 from relax_server.models.catalog import resolve_model
-from relax_server.roles.controller import Controller
+from relax_server.roles.controller import make_controller
 from relax_server.roles.host import LocalHost
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import (
@@ -73,7 +73,7 @@ class LocalRuntime:
         """
         thread = LoopThread()
         try:
-            controller = thread.submit(_make(job, observer)).result()
+            controller = thread.submit(make_controller(job, observer)).result()
             future = thread.submit(controller.run())
             try:
                 future.result()
@@ -107,10 +107,6 @@ class LocalRuntime:
     def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
         """Whether this machine can train."""
         return examine_machine(folder)
-
-
-async def _make(job: Job, observer: Observer) -> Controller:
-    return Controller(job, observer)
 
 
 class LocalSession:

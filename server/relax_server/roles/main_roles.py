@@ -78,6 +78,7 @@ class MainRoles:
                 checkpoint,
                 exchange.features,
                 self._host.journal,
+                job.holder.id,
             )
         )
 
@@ -97,6 +98,7 @@ class MainRoles:
                 train=True,
                 features=self._exchange.features,
                 journal=self._host.journal,
+                claim=job.holder.id,
                 attached=engines.attached,
             )
         )

@@ -33,6 +33,8 @@ class StartRollout:
     """Folder in shared memory where media features are exchanged."""
     journal: str | None = None
     """Where groups are kept; None: in the run folder."""
+    claim: str | None = None
+    """`Holder.id` of the program that has claimed the run in the journal."""
     attached: dict[str, EngineKind] = field(default_factory=dict)
     """As in `SetEngines`."""
 
@@ -199,6 +201,8 @@ class StartPolicy:
     """Folder in shared memory where media features are exchanged."""
     journal: str | None = None
     """Where groups are kept; None: in the run folder."""
+    claim: str | None = None
+    """`Holder.id` of the program that has claimed the run in the journal."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class PolicyRole:
         config = first.config
         self.layout = RunLayout(first.folder)
         self.store = MediaStore(self.layout.media)
-        self.journal = open_journal(first.journal or self.layout.journal)
+        self.journal = open_journal(first.journal or self.layout.journal, claim=first.claim)
         ahead = (config.max_staleness + 1) * config.rollout.groups_per_step  # all that the rollout may be ahead
         self.bus = open_bus(config.bus, self.journal, first.run, CONSUMER, ttl=LEASE_SECONDS, ahead=ahead)
         self.queue = queue_of(self.bus)

@@ -74,7 +74,7 @@ class RolloutRole:
         layout = RunLayout(first.folder)
         self.processor = Processor.load(first.model_path, first.features)
         self.store = MediaStore(layout.media)
-        self.journal = open_journal(first.journal or layout.journal)
+        self.journal = open_journal(first.journal or layout.journal, claim=first.claim)
         self.pool = EnginePool(self.engine(url, first.attached.get(url)) for url in first.engines)
         self.leaving: set[str] = set()
         """Engines that only finish what they have."""

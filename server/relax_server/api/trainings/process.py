@@ -21,6 +21,7 @@ from relax_sdk.config import SamplingParams, run_config_from_dict
 from relax_sdk.errors import RelaxError
 from relax_sdk.messages import Message
 from relax_sdk.run import CONFIG, PLOT, Run
+from relax_sdk.run_lock import RunLock, cannot_write
 from relax_sdk.runtime import Job, find_runtime, silent
 from relax_server.api.trainings.wire import Request, Start, Told, spec_of
 
@@ -93,18 +94,22 @@ def _job(start: Start) -> Job:
     if not media.is_symlink() and not media.exists():
         media.symlink_to(start.media, target_is_directory=True)  # what the service has stored is not stored twice
     config = run_config_from_dict(start.config)
-    (folder / CONFIG).write_text(json.dumps(config.to_dict(), indent=1))
     agent: Any = start.agent
     return Job(spec_of(start), config, folder, agent, start.resume)
 
 
 def _train(job: Job, observer: LineObserver) -> None:
     run = Run(job.folder, job.config, job)
-    try:
-        find_runtime("local").fit(job, observer)
-    finally:
-        if run.metrics:
-            run.plot(job.folder / PLOT)
+    with RunLock(job.folder, job.holder):
+        try:
+            (job.folder / CONFIG).write_text(json.dumps(job.config.to_dict(), indent=1))
+        except OSError as error:
+            raise cannot_write(job.folder, error) from error
+        try:
+            find_runtime("local").fit(job, observer)
+        finally:
+            if run.metrics:
+                run.plot(job.folder / PLOT)
     observer.tell(Told(kind="done"))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from relax_sdk.errors import RelaxError
 from relax_server.roles.channel import Outlet
-from relax_server.roles.controller import Controller
+from relax_server.roles.controller import make_controller
 from relax_server.roles.messages import Beat, RunEnded, Stage, StartController, StepShown, Stop, Warn
 
 BEAT_SECONDS = 1.0
@@ -41,7 +41,7 @@ async def _run(outlet: Outlet, inbox: queue.SimpleQueue[Any], first: StartContro
     beat = asyncio.create_task(_beat(outlet))
     error: RelaxError | None = None
     try:
-        controller = await asyncio.to_thread(Controller, first.job, Teller(outlet), first.host)  # it may build the model
+        controller = await make_controller(first.job, Teller(outlet), first.host)
 
         def forward() -> None:
             while True:
