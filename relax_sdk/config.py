@@ -20,6 +20,12 @@ def _require(ok: bool, owner: object, name: str, allowed: str) -> None:
         raise ConfigError(f"{type(owner).__name__}.{name} = {getattr(owner, name)!r}; allowed: {allowed}")
 
 
+def _is_import(text: str) -> bool:
+    """Whether it has the form `package.module:function`."""
+    module, _, function = text.partition(":")
+    return function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
 _hints = cache(get_type_hints)
 
 
@@ -121,11 +127,26 @@ class RolloutConfig:
             _require(getattr(self, name) > 0, self, name, "above 0 seconds")
 
 
+ALGORITHMS: dict[str, tuple[str, ...]] = {
+    "advantage": ("dr_grpo", "grpo", "rloo"),
+    "policy_loss": ("clip",),
+    "correction": ("none", "tis"),
+    "kl_estimator": ("k2", "k3"),
+    "aggregation": ("sample_mean", "token_mean"),
+}
+"""Fields of `AlgorithmConfig` that name a function, with the names that ship; others are named `package.module:function`."""
+
+
 @dataclass(frozen=True)
 class AlgorithmConfig:
-    """GRPO and its relatives; formulas and sources are in `relax_server.training.algorithms`."""
+    """GRPO and its relatives; formulas and sources are in `relax_server.training.algorithms`.
 
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    The fields of `ALGORITHMS` take a name that ships, or a function of yours as `package.module:function`, which the trainer
+    imports; `relax_server.training.algorithms.KINDS` says what it takes and returns.
+    """
+
+    advantage: str = "grpo"
+    """`grpo`, `dr_grpo` or `rloo`."""
     credit: Literal["trajectory", "turn"] = "trajectory"
     """`trajectory`: every token gets the episode's advantage.
     `turn`: reward from this turn on, compared at the same turn within the group."""
@@ -134,18 +155,28 @@ class AlgorithmConfig:
     clip_low: float = 0.2
     clip_high: float = 0.28
     """DAPO clip-higher."""
+    dual_clip: float = 3.0
+    """Bounds the loss of a token with a negative advantage at this times the advantage's size, however large the ratio."""
+    policy_loss: str = "clip"
+    """`clip`: the clipped surrogate of PPO with the three bounds above."""
+    aggregation: str = "token_mean"
+    """`token_mean`: every token of an update counts the same. `sample_mean`: every sample counts the same."""
     entropy_coef: float = 0.01
     kl_coef: float = 0.0
     """Against the weights that reinforcement learning began with: the model, or what the format warm-up made of it.
     0 keeps no reference."""
-    kl_estimator: Literal["k2", "k3"] = "k3"
+    kl_estimator: str = "k3"
     """How the KL divergence enters the loss. `k3`, as in GRPO: its gradient is that of KL(reference || policy), which brings
-    back what has become unlikely. `k2`: that of KL(policy || reference), of lower variance; it lets go what is not sampled."""
+    back what has become unlikely. `k2`: that of KL(policy || reference), of lower variance; it lets go what is not sampled.
+    Tokens of an older policy are weighed by `correction`."""
     old_logprobs: Literal["recompute", "engine"] = "engine"
     """`engine`: the ratio is against what was sampled.
-    `recompute`: against the trainer's own logprobs before the update, corrected by `tis_clip`."""
+    `recompute`: against the trainer's own logprobs before the update; `correction` then weighs the token. In the first
+    update on a batch this ratio is 1, so `clip_low` and `clip_high` act from the second one on."""
+    correction: str = "tis"
+    """Weight of a token that another policy has sampled. `tis`: the importance ratio, at most `tis_clip`. `none`: 1."""
     tis_clip: float = 2.0
-    """Truncated importance sampling weight when old logprobs are recomputed; 0 turns it off."""
+    """The largest weight of `tis`."""
     updates_per_batch: int = 1
     """Optimizer steps taken on each batch; the batch is split by groups."""
 
@@ -154,10 +185,14 @@ class AlgorithmConfig:
         _require(0 <= self.gamma <= 1, self, "gamma", "0 to 1")
         _require(0 < self.clip_low < 1, self, "clip_low", "between 0 and 1")
         _require(self.clip_high > 0, self, "clip_high", "above 0")
+        _require(self.dual_clip > 1, self, "dual_clip", "above 1")
         _require(self.entropy_coef >= 0, self, "entropy_coef", "0 or more")
         _require(self.kl_coef >= 0, self, "kl_coef", "0 or more")
-        _require(self.tis_clip >= 0, self, "tis_clip", "0 (off) or more")
+        _require(self.tis_clip > 0, self, "tis_clip", "above 0 (correction='none' turns it off)")
         _require(self.updates_per_batch >= 1, self, "updates_per_batch", "1 or more")
+        for name, known in ALGORITHMS.items():
+            named = getattr(self, name)
+            _require(named in known or _is_import(named), self, name, f"{', '.join(known)}, or 'package.module:function'")
 
 
 @dataclass(frozen=True)
@@ -313,7 +348,8 @@ class RunConfig:
     seed: int = 0
     mode: Mode = "async"
     max_staleness: int = 1
-    """0 is on-policy; a group older than this at its lease is dropped and counted."""
+    """In optimizer steps; 0 is on-policy. A group older than this at its lease is dropped and counted. Rollouts run ahead of
+    training by `max_staleness // algorithm.updates_per_batch` batches."""
     engine: EngineKind = "embedded"
     """What generates: our own small server, or a real SGLang or vLLM server from an environment of its own."""
     engine_flags: tuple[str, ...] = ()
@@ -344,6 +380,7 @@ class RunConfig:
         _require(self.steps >= 1, self, "steps", "1 or more")
         _require(self.max_staleness >= 0, self, "max_staleness", "0 or more")
         _require(self.engines >= 1, self, "engines", "1 or more")
+        self._check_algorithm()
         scale = self.autoscale
         if scale.max_engines and not scale.min_engines <= self.engines <= scale.max_engines:
             raise ConfigError(f"engines = {self.engines}; autoscale allows {scale.min_engines} to {scale.max_engines}")
@@ -355,6 +392,30 @@ class RunConfig:
             raise ConfigError(
                 f"mode='colocate' alternates generation and training, so max_staleness must be 0, got {self.max_staleness}"
             )
+
+    def _check_algorithm(self) -> None:
+        """Raise `ConfigError` for settings of the algorithm that do not fit the run."""
+        algorithm = self.algorithm
+        if algorithm.updates_per_batch > self.rollout.groups_per_step:
+            raise ConfigError(
+                f"algorithm.updates_per_batch = {algorithm.updates_per_batch}: a batch is split by groups, and "
+                f"rollout.groups_per_step is {self.rollout.groups_per_step}; allowed: 1 to that"
+            )
+        if self.max_staleness and algorithm.old_logprobs == "recompute" and algorithm.correction == "none":
+            raise ConfigError(
+                f"max_staleness = {self.max_staleness} with algorithm.old_logprobs='recompute' and correction='none' trains on "
+                "tokens of older weights as if they were of the current ones; use correction='tis', old_logprobs='engine' or "
+                "max_staleness=0"
+            )
+
+    @property
+    def batches_ahead(self) -> int:
+        """Batches that rollouts may be ahead of training, so that no group is older than `max_staleness` at its lease."""
+        return self.max_staleness // self.algorithm.updates_per_batch
+
+    def version_at(self, step: int) -> int:
+        """Version of the weights after `step` training steps: the number of optimizer steps in them."""
+        return step * self.algorithm.updates_per_batch
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for YAML or JSON."""

@@ -49,14 +49,15 @@ BAD: list[tuple[type, str, Any, str]] = [
     (RolloutConfig, "on_failure", "ignore", "retry, count, drop"),
     (RolloutConfig, "reset_timeout", 0, "above 0 seconds"),
     (RolloutConfig, "episode_timeout", NAN, "a number"),
-    (AlgorithmConfig, "advantage", "ppo", "grpo, dr_grpo, rloo"),
+    (AlgorithmConfig, "advantage", "ppo", "dr_grpo, grpo, rloo, or 'package.module:function'"),
     (AlgorithmConfig, "credit", "token", "trajectory, turn"),
     (AlgorithmConfig, "clip_low", 1.0, "between 0 and 1"),
     (AlgorithmConfig, "clip_high", 0, "above 0"),
     (AlgorithmConfig, "entropy_coef", -1, "0 or more"),
     (AlgorithmConfig, "kl_coef", -1, "0 or more"),
     (AlgorithmConfig, "old_logprobs", None, "recompute, engine"),
-    (AlgorithmConfig, "tis_clip", -1, "0 (off) or more"),
+    (AlgorithmConfig, "tis_clip", 0, "above 0 (correction='none' turns it off)"),
+    (AlgorithmConfig, "dual_clip", 1, "above 1"),
     (AlgorithmConfig, "updates_per_batch", 0, "1 or more"),
     (OptimizerConfig, "lr", 0, "above 0"),
     (OptimizerConfig, "lr", NAN, "a number"),
@@ -136,3 +137,29 @@ def test_a_configuration_cannot_be_changed_afterwards() -> None:
 def test_whole_numbers_are_numbers() -> None:
     assert OptimizerConfig(lr=1, weight_decay=0).lr == 1
     assert RolloutConfig(episode_timeout=float("inf")).episode_timeout == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"algorithm": AlgorithmConfig(updates_per_batch=17)},
+            "groups_per_step is 16",
+        ),
+        ({"algorithm": AlgorithmConfig(old_logprobs="recompute", correction="none")}, "max_staleness=0"),
+    ],
+)
+def test_algorithms_that_do_not_fit_the_run(settings: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig("tone-v0", **settings)
+
+
+def test_on_policy_data_need_no_correction() -> None:
+    RunConfig("tone-v0", max_staleness=0, algorithm=AlgorithmConfig(old_logprobs="recompute", correction="none"))
+
+
+@pytest.mark.parametrize(("staleness", "updates", "ahead"), [(0, 1, 0), (1, 1, 1), (3, 1, 3), (1, 4, 0), (4, 4, 1), (7, 4, 1)])
+def test_how_far_rollouts_run_ahead(staleness: int, updates: int, ahead: int) -> None:
+    config = RunConfig("tone-v0", max_staleness=staleness, algorithm=AlgorithmConfig(updates_per_batch=updates))
+    assert config.batches_ahead == ahead
+    assert config.version_at(3) == 3 * updates

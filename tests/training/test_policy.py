@@ -77,7 +77,7 @@ def step_with_torch(settings: dict[str, Any], temperature: float) -> dict[str, f
         "gap mean": got["logprob_gap_mean"] - float(np.mean(gaps)),
         "gap max": got["logprob_gap_max"] - max(gaps),
         "tokens": got["n_response_tokens"] - n,
-        "staleness": got["staleness_mean"] - 2,
+        "staleness": got["token_staleness_mean"] - 2,
         "several forests": min(0.0, got["forests"] - 2),
     }
 
@@ -244,6 +244,26 @@ def test_an_absurd_logprob_does_not_spoil_the_weights(worker):
     assert all(np.isfinite(list(metrics.values())))
     assert 0 < moved < 1
     assert metrics["logprob_gap_max"] > 9e4
+
+
+def gradient_with_a_token_off(nats: float) -> float:
+    """Norm of the gradient of a batch in which the first token of every worse answer is `nats` likelier than when sampled."""
+    policy = make_policy(TEXT, entropy_coef=0.0)
+    groups = letter_groups(policy.processor)
+    samples = [t.samples()[0] for g in groups for t in g.trajectories]
+    logprobs = iter(policy.logprobs(samples, read))
+    for group in groups:
+        for trajectory in group.trajectories:
+            own = next(logprobs).tolist()
+            own[0] -= nats * (trajectory.reward == 0)
+            trajectory.turns[0].response_logprobs = own
+    return policy.train_step(groups, read, 0)["grad_norm"]
+
+
+@pytest.mark.parametrize("nats", [15.0, 20.0])
+def test_tokens_far_off_do_not_multiply_the_gradient(worker, nats):
+    usual, off = worker.run(gradient_with_a_token_off, 0.0), worker.run(gradient_with_a_token_off, nats)
+    assert 0 < off < 3 * usual
 
 
 def poisoned_weights() -> tuple[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from relax_server.roles.channel import Outlet
-from relax_server.roles.fields import ADVANTAGES, serve_field
+from relax_server.roles.fields import ADVANTAGES_ROLE, serve_field
 from relax_server.roles.messages import StartFields
 from relax_server.training import fields
 
@@ -24,8 +24,8 @@ def run_advantages(channel: Outlet, inbox: queue.SimpleQueue[Any], first: StartF
         channel,
         inbox,
         first,
-        ADVANTAGES,
-        fields.ADVANTAGES,
+        ADVANTAGES_ROLE,
+        fields.ADVANTAGES_FIELD,
         AT_ONCE,
         lambda groups: [fields.advantages_field(group, algorithm) for group in groups],
     )

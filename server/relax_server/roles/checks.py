@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from relax_sdk.config import RunConfig
 from relax_sdk.errors import ConfigError
 from relax_sdk.runtime import Job
 from relax_server.journal.base import Journal
@@ -23,6 +24,18 @@ def check_modalities(job: Job, model_path: Path) -> None:
         raise ConfigError(
             f"environment {job.spec.id} shows {sorted(needed)}, but the model {job.config.model} takes no {sorted(missing)}"
         )
+
+
+def algorithm_notes(config: RunConfig) -> list[str]:
+    """What a user should know of settings that are allowed, but do less than one may think."""
+    algorithm = config.algorithm
+    if config.max_staleness and algorithm.old_logprobs == "recompute" and algorithm.updates_per_batch == 1:
+        return [
+            "algorithm.old_logprobs='recompute' with one update per batch: the ratio is 1 by its definition, so clip_low, "
+            f"clip_high and dual_clip do nothing, and only correction={algorithm.correction!r} (tis_clip={algorithm.tis_clip}) "
+            "acts on stale tokens; old_logprobs='engine' clips them"
+        ]
+    return []
 
 
 def check_journal(job: Job, shared: str | None, journal: Journal) -> None:

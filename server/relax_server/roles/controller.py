@@ -16,7 +16,7 @@ from relax_server.journal.base import Journal
 from relax_server.models.catalog import resolve_model
 from relax_server.roles import shared_memory
 from relax_server.roles.autoscale import Autoscaler
-from relax_server.roles.checks import check_journal, check_modalities
+from relax_server.roles.checks import algorithm_notes, check_journal, check_modalities
 from relax_server.roles.claim import Claim
 from relax_server.roles.control import RunControlServer
 from relax_server.roles.field_roles import FieldRoles
@@ -163,6 +163,8 @@ class Controller:
         """Start all roles and bring them to the same weights."""
         check_modalities(self.job, self.model_path)
         check_journal(self.job, self.host.journal, self.journal)
+        for note in algorithm_notes(self.config):
+            self.observer.warn(note)
         self.observer.stage("starting engine, trainer and environment")
         checkpoint = (self.layout.checkpoints() or [None])[-1] if self.job.resume else None
         if self.job.resume and checkpoint is None:
@@ -387,11 +389,12 @@ class Controller:
         """
         assert self.weights is not None
         began = time.perf_counter()
-        self.rollout.send(Loading(self.step))
-        with self.timeline.span("load weights", version=self.step):
-            await self.engines.load(self.weights, self.step)
+        version = self.config.version_at(self.step)
+        self.rollout.send(Loading(version))
+        with self.timeline.span("load weights", version=version):
+            await self.engines.load(self.weights, version)
         for old in self.weights_root.glob("v*"):
-            if old != self.weights and int(old.name[1:]) < self.step:
+            if old != self.weights and int(old.name[1:]) < version:
                 shutil.rmtree(old, ignore_errors=True)
         return time.perf_counter() - began
 

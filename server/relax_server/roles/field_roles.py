@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_sdk.runtime import Job
-from relax_server.roles.fields import REFERENCE, field_roles
+from relax_server.roles.fields import REFERENCE_ROLE, field_roles
 from relax_server.roles.host import Host, Role
 from relax_server.roles.messages import Beat, Cluster, Died, StartFields
 from relax_server.roles.restarts import Restarts
@@ -50,7 +50,7 @@ class FieldRoles:
         self._model_path, self._features = model_path, features
         self._roles: dict[str, Role] = {}
         for name in field_roles(job.config):
-            threads = job.config.training.threads if name == REFERENCE else 1
+            threads = job.config.training.threads if name == REFERENCE_ROLE else 1
             self._roles[name] = host.role(name, job.folder, partial(self._hear, name), threads)
         self._cluster: Cluster | None = None
         self._silent_until: dict[str, float] = {}

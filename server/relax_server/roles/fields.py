@@ -24,7 +24,7 @@ from relax_server.timeline import Timeline
 if TYPE_CHECKING:
     from relax_server.bus.field_queue import FieldQueue, Row
 
-ADVANTAGES, REFERENCE = "advantages", "reference"
+ADVANTAGES_ROLE, REFERENCE_ROLE = "advantages", "reference"
 """The roles."""
 
 BEAT_SECONDS = 1.0
@@ -42,7 +42,7 @@ def field_roles(config: RunConfig) -> tuple[str, ...]:
     """The roles that compute fields in a run: none where groups reach the trainer straight from the journal."""
     if config.bus != "transfer_queue":
         return ()
-    return (ADVANTAGES, REFERENCE) if config.algorithm.kl_coef else (ADVANTAGES,)
+    return (ADVANTAGES_ROLE, REFERENCE_ROLE) if config.algorithm.kl_coef else (ADVANTAGES_ROLE,)
 
 
 def serve_field(

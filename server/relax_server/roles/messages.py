@@ -272,7 +272,7 @@ class StepDone:
     """A step is done and its weights are out."""
 
     step: int
-    """Optimizer steps so far; also the version of the weights."""
+    """Training steps so far; `RunConfig.version_at` has the version of the weights."""
     weights: Path
     metrics: dict[str, Any] = field(default_factory=dict)
 

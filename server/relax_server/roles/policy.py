@@ -19,7 +19,7 @@ from relax_server.bus.local import LocalBus
 from relax_server.garbage import settle
 from relax_server.journal import open_journal
 from relax_server.roles.channel import Outlet
-from relax_server.roles.fields import REFERENCE, field_roles, wait_for_fields
+from relax_server.roles.fields import REFERENCE_ROLE, field_roles, wait_for_fields
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import (
     BatchTaken,
@@ -35,7 +35,7 @@ from relax_server.roles.messages import (
     Warmup,
 )
 from relax_server.timeline import Timeline
-from relax_server.training.fields import ADVANTAGES, REF_LOG_PROBS, Given, field_names
+from relax_server.training.fields import ADVANTAGES_FIELD, REF_LOG_PROBS, Given, field_names
 from relax_server.training.policy import Policy
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class PolicyRole:
         self.layout = RunLayout(first.folder)
         self.store = MediaStore(self.layout.media)
         self.journal = open_journal(first.journal or self.layout.journal, claim=first.claim)
-        ahead = (config.max_staleness + 1) * config.rollout.groups_per_step  # all that the rollout may be ahead
+        ahead = (config.batches_ahead + 1) * config.rollout.groups_per_step  # all that the rollout may be ahead
         self.bus = open_bus(config.bus, self.journal, first.run, CONSUMER, ttl=LEASE_SECONDS, ahead=ahead)
         self.queue = queue_of(self.bus)
         self.policy = Policy(
@@ -88,7 +88,7 @@ class PolicyRole:
             temperature=config.sampling.temperature,
             seed=config.seed,
             features=first.features,
-            own_reference=REFERENCE not in field_roles(config),
+            own_reference=REFERENCE_ROLE not in field_roles(config),
         )
         self.unsaved: list[str] = []
         """Groups trained on since the last checkpoint."""
@@ -129,10 +129,15 @@ class PolicyRole:
         self.save(last=False)
         self.channel.send(PolicyReady(self.policy.step, self.put_out(), self.cluster))
 
+    @property
+    def version(self) -> int:
+        """Of the current weights."""
+        return self.start.config.version_at(self.policy.step)
+
     def put_out(self) -> Path:
         """Write the weights of the current step to shared memory."""
-        folder = self.start.weights / f"v{self.policy.step}"
-        with self.timeline.span("publish", version=self.policy.step):
+        folder = self.start.weights / f"v{self.version}"
+        with self.timeline.span("publish", version=self.version):
             folder.mkdir(exist_ok=True)  # not its parents: they are gone once nobody needs them
             self.policy.export_weights(folder)
         return folder
@@ -173,7 +178,7 @@ class PolicyRole:
         while True:
             if self.stopped():
                 return None
-            batch = self.bus.take(config.rollout.groups_per_step, self.policy.step, config.max_staleness, POLL_SECONDS)
+            batch = self.bus.take(config.rollout.groups_per_step, self.version, config.max_staleness, POLL_SECONDS)
             if batch is not None:
                 break
             waited += POLL_SECONDS
@@ -282,7 +287,7 @@ def queue_of(bus: Bus) -> TransferQueueBus | None:
 def given_of(rows: list[dict[str, Any]]) -> Given:
     """The fields of a batch."""
     reference = [fields[REF_LOG_PROBS] for fields in rows] if REF_LOG_PROBS in rows[0] else None
-    return Given([fields[ADVANTAGES] for fields in rows], reference)
+    return Given([fields[ADVANTAGES_FIELD] for fields in rows], reference)
 
 
 def histogram(values: list[int]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from relax_sdk.media import MediaStore
 from relax_server.roles.channel import Outlet
-from relax_server.roles.fields import REFERENCE, serve_field
+from relax_server.roles.fields import REFERENCE_ROLE, serve_field
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import StartFields
 from relax_server.training.fields import REF_LOG_PROBS
@@ -32,7 +32,7 @@ def run_reference(channel: Outlet, inbox: queue.SimpleQueue[Any], first: StartFi
         channel,
         inbox,
         first,
-        REFERENCE,
+        REFERENCE_ROLE,
         REF_LOG_PROBS,
         AT_ONCE,
         lambda groups: model.group_logprobs(groups, store.get),

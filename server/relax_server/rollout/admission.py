@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 @dataclass
 class Admission:
-    """A new train group starts only while `outstanding < (max_staleness + 1) * groups_per_step`."""
+    """A new train group starts only while `outstanding < (batches_ahead + 1) * groups_per_step`.
 
-    max_staleness: int
+    A group that starts then is in one of the next `batches_ahead + 1` batches. Each batch raises the weights' version by
+    `updates_per_batch`, so that at its lease the group is at most `batches_ahead * updates_per_batch <= max_staleness` old.
+    """
+
+    batches_ahead: int
     groups_per_step: int
     in_flight: int = 0
     """Groups being played or written."""
@@ -27,7 +31,7 @@ class Admission:
 
     @property
     def limit(self) -> int:
-        return (self.max_staleness + 1) * self.groups_per_step
+        return (self.batches_ahead + 1) * self.groups_per_step
 
     @property
     def open(self) -> bool:

@@ -19,7 +19,7 @@ MAX_FAULTS = 3
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0
 """Seconds before an engine that was left out for that is tried again; doubled each time up to the second."""
 AHEAD = 4
-"""How far the version of an answer may be ahead of those told of: the news that weights are being loaded may come late."""
+"""Weights that an answer may be ahead of those told of: the news that they are being loaded may come late."""
 LATE = 5.0
 """Seconds that an engine's own time limit is behind the call's, which so ends first and knows what happened."""
 
@@ -87,6 +87,8 @@ class EnginePool:
     """
 
     def __init__(self, engines: Iterable[Engine] = ()) -> None:
+        self.updates_per_batch = 1
+        """By how much the version rises from one batch to the next."""
         self.version: int | None = None
         """Weight version that all engines have, and that one must have to come back after a failure; None: any."""
         self.loading: int | None = None
@@ -295,7 +297,7 @@ class EnginePool:
             return
         versions = [span.version for span in answer.weight_versions]
         told = [loaded, self.version] + ([] if self.loading is None else [self.loading])
-        oldest, newest = min(told), max(told) + AHEAD
+        oldest, newest = min(told), max(told) + AHEAD * self.updates_per_batch
         if min(versions) < oldest or max(versions) > newest:
             wrong = min(versions) if min(versions) < oldest else max(versions)
             raise EngineFaulty(f"{member.engine.url} answered with weights of version {wrong}; version {oldest} is loaded")

@@ -47,7 +47,8 @@ class RolloutWorker:
     """Plays the episodes of one run in one event loop.
 
     `run()` plays train groups until `stop()`. `update` tells it what the trainer consumed; without that it stops at
-    `(max_staleness + 1) * groups_per_step` groups. `evaluate` and `generate` work with and without `run()`.
+    `(batches_ahead + 1) * groups_per_step` groups (`RunConfig.batches_ahead`). `evaluate` and `generate` work with and
+    without `run()`.
 
     Args:
         spec: the environment.
@@ -89,9 +90,10 @@ class RolloutWorker:
             )
         self.spec, self.config, self.run_name = spec, config, run
         self.processor, self.pool, self.journal = processor, engines, journal
+        engines.updates_per_batch = config.algorithm.updates_per_batch
         self.version = 0
         self.timeline = timeline or Timeline(None, "rollout")
-        self.admission = Admission(config.max_staleness, config.rollout.groups_per_step)
+        self.admission = Admission(config.batches_ahead, config.rollout.groups_per_step)
         self._splits: dict[str, TaskSplit] = task_splits(spec.load_tasks())
         self._threads = CallThreads("environment", ENV_THREADS)
         self._media_threads = CallThreads("media", MEDIA_THREADS)

@@ -5,7 +5,7 @@
 | `advantages` | float32 [turns of all trajectories]: trajectories in the group's order, the turns of each in theirs |
 | `ref_log_probs` | float32 [tokens with loss mask 1]: trajectories in order, `samples()` of each in order, tokens in order |
 
-Every function in `algorithms.ADVANTAGES` sees one whole group and nothing else, so a role that is handed groups computes what
+Every advantage of `algorithms` sees one whole group and nothing else, so a role that is handed groups computes what
 the policy would. One that needs the batch or a model's value estimates does not belong there.
 """
 
@@ -21,7 +21,7 @@ from relax_sdk.errors import TrainingError
 from relax_sdk.trajectory import Group
 from relax_server.training.rollouts import group_advantages
 
-ADVANTAGES, REF_LOG_PROBS = "advantages", "ref_log_probs"
+ADVANTAGES_FIELD, REF_LOG_PROBS = "advantages", "ref_log_probs"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Given:
 
 def field_names(algorithm: AlgorithmConfig) -> tuple[str, ...]:
     """The fields that a training step of this algorithm takes."""
-    return (ADVANTAGES, REF_LOG_PROBS) if algorithm.kl_coef else (ADVANTAGES,)
+    return (ADVANTAGES_FIELD, REF_LOG_PROBS) if algorithm.kl_coef else (ADVANTAGES_FIELD,)
 
 
 def advantages_field(group: Group, algorithm: AlgorithmConfig) -> np.ndarray:
@@ -52,7 +52,7 @@ def by_turn(group: Group, advantages: np.ndarray) -> list[list[float]]:
     turns = [len(t.turns) for t in group.trajectories]
     if advantages.shape != (sum(turns),):
         raise TrainingError(
-            f"group {group.id!r} has {sum(turns)} turns, but its field {ADVANTAGES!r} has shape {list(advantages.shape)}"
+            f"group {group.id!r} has {sum(turns)} turns, but its field {ADVANTAGES_FIELD!r} has shape {list(advantages.shape)}"
         )
     return [part.tolist() for part in np.split(advantages, np.cumsum(turns)[:-1])]
 

@@ -27,12 +27,13 @@ class StepMetrics:
     | `reward`, `reward_std` | mean over trajectories; mean over groups of their standard deviation |
     | `entropy` | mean over trained tokens, nats |
     | `grad_norm`, `lr` | before clipping (mean over updates); of this step |
-    | `kl` | k3 against the reference; 0 without one |
-    | `policy_kl` | k3 against the policy that the ratio is taken against |
-    | `clip_fraction`, `ratio_mean`, `ratio_max`, `tis_mean` | of the clipped loss and its correction |
+    | `kl` | k3 of KL(current policy || reference), tokens weighed by `correction`; 0 without a reference |
+    | `policy_kl` | k3 of KL(old policy || current policy), where the old one is that of the ratio; weighed by `correction` |
+    | `clip_fraction`, `ratio_mean`, `ratio_max` | of the policy loss, and of its ratio |
+    | `tis_mean` | weight by `correction` of the policy loss |
     | `logprob_gap_mean`, `logprob_gap_max` | abs difference of engine and trainer before the first update |
     | `zero_variance_groups` | groups whose rewards are all equal |
-    | `staleness_mean`, `staleness_max` | version of the step minus version of each token |
+    | `token_staleness_mean`, `token_staleness_max` | optimizer steps from each token's weights to those of the step |
     | `n_groups`, `n_samples`, `n_response_tokens` | size of the batch |
     | `forest_tokens`, `forests` | tokens computed, and in how many micro-batches |
     | `padded_tokens`, `packed_tokens` | tokens of a padded rectangle instead; of samples packed one after the other |
@@ -70,8 +71,8 @@ class StepMetrics:
             "reward": rollouts.reward,
             "reward_std": rollouts.reward_std,
             "zero_variance_groups": rollouts.zero_variance_groups,
-            "staleness_mean": float(staleness.mean()),
-            "staleness_max": float(staleness.max()),
+            "token_staleness_mean": float(staleness.mean()),
+            "token_staleness_max": float(staleness.max()),
             "n_groups": len(set(rollouts.group)),
             "n_samples": len(batch),
             "n_response_tokens": len(batch.trained),

@@ -77,7 +77,7 @@ class Model:
             TokenError: tokens and media do not fit together.
         """
         batch = make_batch(samples, self.processor, read_features(samples, self.processor, media), routes)
-        targets = self._targets(batch, np.zeros(len(batch.trained), np.float32))
+        targets = self._targets(batch)
         forests = pack(batch, self.training.token_budget, self.training.share_prompts)
         flat = self._forward(forests, targets).cpu().numpy()
         cuts = np.searchsorted(batch.trained.sample, np.arange(1, len(batch)))
@@ -109,11 +109,14 @@ class Model:
             recompute=self.training.recompute,
         )
 
-    def _targets(self, batch: Batch, advantages: np.ndarray) -> Targets:
+    def _targets(self, batch: Batch, advantages: np.ndarray | None = None, scale: np.ndarray | None = None) -> Targets:
+        """What is needed of every trained token; without advantages and scale only its logprob can be asked for."""
+        nothing = np.zeros(len(batch.trained), np.float32)
         return Targets(
             token=self._tensor(batch.trained.target),
             engine=self._tensor(batch.trained.logprob.astype(np.float32)),
-            advantage=self._tensor(advantages),
+            advantage=self._tensor(nothing if advantages is None else advantages),
+            scale=self._tensor(nothing if scale is None else scale),
             banned=self._banned,
             temperature=self.temperature,
         )

@@ -23,9 +23,11 @@ class Targets:
     token: Tensor
     """int64 [n]."""
     engine: Tensor
-    """float32 [n], logprobs as sampled."""
+    """float32 [n], logprobs as sampled: of the behavior policy."""
     advantage: Tensor
     """float32 [n]."""
+    scale: Tensor
+    """float32 [n], what each token counts, from `AlgorithmConfig.aggregation`; of mean 1 in each update."""
     recomputed: Tensor | None = None
     """float32 [n], the trainer's logprobs before the first of several updates; a single one has them from its own forward."""
     reference: Tensor | None = None
@@ -50,38 +52,39 @@ def cross_entropy(logits: Tensor, forest: Forest, targets: Targets) -> LossSum:
 def policy_objective(config: AlgorithmConfig) -> Callable[[Tensor, Forest, Targets], LossSum]:
     """The loss of reinforcement learning, summed over the trained tokens of a forest.
 
-    Per token: weight x clipped policy loss - entropy_coef x entropy + kl_coef x k2 or k3, where weight is the truncated
-    importance weight if old logprobs are recomputed, else 1.
+    Per token: scale x (correction(proximal, behavior) x policy_loss - entropy_coef x entropy
+    + kl_coef x correction(current, behavior) x kl_estimator), each as the configuration names it. With `old_logprobs="engine"`
+    the proximal policy is the behavior policy, and the first correction is exactly 1.
+
+    Raises:
+        ConfigError: the configuration names what there is not.
     """
+    proximal = algorithms.PROXIMAL[config.old_logprobs]
+    policy_loss = algorithms.find("policy_loss", config.policy_loss)
+    correction = algorithms.find("correction", config.correction)
+    penalty = algorithms.find("kl_estimator", config.kl_estimator)
 
     def objective(logits: Tensor, forest: Forest, targets: Targets) -> LossSum:
         row, entry = _to(forest.row, logits), _to(forest.entry, logits)
         dist = algorithms.distribution(logits, targets.banned, targets.temperature)
-        logprobs = dist.of(row, targets.token[entry])
-        engine = targets.engine[entry]
-        old, weight = engine, torch.ones_like(engine)
-        if config.old_logprobs == "recompute":
-            old = logprobs.detach() if targets.recomputed is None else targets.recomputed[entry]
-            weight = algorithms.truncated_importance_weights(old, engine, config.tis_clip)
-        policy = algorithms.clipped_policy_loss(logprobs, old, targets.advantage[entry], config.clip_low, config.clip_high)
-        loss = (weight * policy.loss).sum()
+        logprobs, engine = dist.of(row, targets.token[entry]), targets.engine[entry]
+        now, scale = logprobs.detach(), targets.scale[entry]
+        old = proximal(logprobs, engine, _entries(targets.recomputed, entry))
+        weight, current = correction(old, engine, config), correction(now, engine, config)
+        policy = policy_loss(logprobs, old, targets.advantage[entry], config)
         entropy = dist.entropy if config.entropy_coef else dist.entropy.detach()
-        entropy = entropy.index_select(0, row).sum()
-        loss = loss - config.entropy_coef * entropy
-        kl = logits.new_zeros((), dtype=torch.float32)
-        if targets.reference is not None:
-            reference = targets.reference[entry]
-            loss = loss + config.kl_coef * algorithms.KL[config.kl_estimator](logprobs, reference).sum()
-            kl = algorithms.k3(logprobs, reference).sum()
-        now = logprobs.detach()
+        entropy = entropy.index_select(0, row)
+        reference = _entries(targets.reference, entry)
+        kl = torch.zeros_like(logprobs) if reference is None else current * penalty(logprobs, reference)
+        loss = (scale * (weight * policy.loss - config.entropy_coef * entropy + config.kl_coef * kl)).sum()
         return (
             loss,
             len(forest.entry),
             {
                 "loss": loss.detach().clone(),  # the schedule scales the loss in place
-                "entropy": entropy.detach(),
-                "kl": kl.detach(),
-                "policy_kl": algorithms.k3(now, old).sum(),
+                "entropy": entropy.detach().sum(),
+                "kl": (current * algorithms.k3(now, now if reference is None else reference)).sum(),
+                "policy_kl": (weight * algorithms.k3(old, now)).sum(),
                 "clip_fraction": policy.clipped.float().sum(),
                 "ratio_mean": policy.ratio.sum(),
                 "ratio_max": policy.ratio.max(),
@@ -91,6 +94,10 @@ def policy_objective(config: AlgorithmConfig) -> Callable[[Tensor, Forest, Targe
         )
 
     return objective
+
+
+def _entries(values: Tensor | None, entry: Tensor) -> Tensor | None:
+    return None if values is None else values[entry]
 
 
 def _to(array: np.ndarray, like: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from relax_sdk.config import AlgorithmConfig, OptimizerConfig, TrainingConfig
 from relax_sdk.errors import TrainingError
 from relax_sdk.trajectory import Group, Sample
+from relax_server.training.algorithms import find
 from relax_server.training.batch import Batch, ReadMedia, make_batch, read_features
 from relax_server.training.fields import Given, by_turn, flat_logprobs
 from relax_server.training.forest import Forest, pack
@@ -69,6 +70,9 @@ class Policy(Model):
         self.spans: list[tuple[str, float, float]] = []
         """Stages of the last training step: name, begin and end in seconds since the epoch."""
         self.trainer = MegatronTrainer(self._loaded.model, optimizer, self._dtype)
+        self._objective = policy_objective(algorithm)
+        find("advantage", algorithm.advantage)  # before the first batch needs it
+        self._aggregate = find("aggregation", algorithm.aggregation)
         self._compares = bool(algorithm.kl_coef) and own_reference
         self._reference: list[Tensor] = []
         self._set_reference(self._loaded.model)
@@ -85,7 +89,7 @@ class Policy(Model):
             TokenError: tokens and media do not fit together.
         """
         batch = make_batch(samples, self.processor, read_features(samples, self.processor, media))
-        targets = self._targets(batch, np.zeros(len(batch.trained), np.float32))
+        targets = self._targets(batch)
         results = self._accumulate(self._pack(batch), cross_entropy, targets)
         self.trainer.step(lr)
         return parallel.sum_over_ranks([float(sum(r["loss"] for r in results))])[0] / len(batch.trained)
@@ -127,15 +131,16 @@ class Policy(Model):
             pairs = zip(rollouts.trajectories, rollouts.samples, strict=True)
             routes = [sample_routes(t, s) for t, s in pairs] if self.training.replay_routes else []
             batch = make_batch(rollouts.samples, self.processor, features, routes)
-            parts = [self._pack(batch, part) for part in rollouts.split(self.algorithm.updates_per_batch)]
+            split = rollouts.split(self.algorithm.updates_per_batch)
+            parts = [self._pack(batch, part) for part in split]
         metrics.describe(rollouts, batch, parts, version)
-        targets = self._targets(batch, token_advantages(rollouts, batch.trained))
+        targets = self._targets(batch, token_advantages(rollouts, batch.trained), self._scale(batch, split))
         with metrics.seconds("logprobs"):
             targets = self._before(parts, targets, given.ref_log_probs if given is not None else None)
         lr = self.schedule.at(self.step)
         for number, forests in enumerate(parts):
             with metrics.seconds("forward_backward"):
-                results = self._accumulate(forests, policy_objective(self.algorithm), targets)
+                results = self._accumulate(forests, self._objective, targets)
             mine = self._mine(forests)
             metrics.update(results, [batch.trained.logprob[f.entry] for f in mine], gap=number == 0)
             with metrics.seconds("optimizer"):
@@ -212,6 +217,14 @@ class Policy(Model):
         """Freeze a copy of a model's weights, if they are compared with here."""
         if self._compares:
             self._reference = [p.detach().clone() for p in model.parameters()]
+
+    def _scale(self, batch: Batch, split: Sequence[Sequence[int]]) -> np.ndarray:
+        """What each trained token counts in its update, float32 [n]."""
+        scale = np.empty(len(batch.trained), np.float32)
+        for part in split:
+            own = np.isin(batch.trained.sample, np.asarray(part))
+            scale[own] = self._aggregate(torch.from_numpy(batch.trained.sample[own])).numpy()
+        return scale
 
     def _pack(self, batch: Batch, only: Sequence[int] | None = None) -> list[Forest]:
         return pack(batch, self.training.token_budget, self.training.share_prompts, only)

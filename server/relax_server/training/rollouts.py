@@ -10,7 +10,7 @@ import torch
 
 from relax_sdk.config import AlgorithmConfig
 from relax_sdk.trajectory import Group, Sample, Trajectory
-from relax_server.training.algorithms import ADVANTAGES, turn_advantages, turn_returns
+from relax_server.training.algorithms import find, turn_advantages, turn_returns
 from relax_server.training.batch import Trained
 
 
@@ -48,7 +48,7 @@ def group_advantages(group: Group, algorithm: AlgorithmConfig) -> list[list[floa
     Returns:
         One list per trajectory with one number per turn.
     """
-    advantage = ADVANTAGES[algorithm.advantage]
+    advantage = find("advantage", algorithm.advantage)
     if algorithm.credit == "turn":
         returns = [turn_returns([turn.reward for turn in t.turns], t.reward, algorithm.gamma) for t in group.trajectories]
         return turn_advantages(returns, advantage)

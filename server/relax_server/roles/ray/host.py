@@ -17,7 +17,7 @@ from relax_sdk.config import EngineKind, RunConfig
 from relax_sdk.errors import RunError
 from relax_server.models.catalog import cache_root
 from relax_server.roles import shared_memory
-from relax_server.roles.fields import REFERENCE, field_roles
+from relax_server.roles.fields import REFERENCE_ROLE, field_roles
 from relax_server.roles.host import Engine, Exchange, Role
 from relax_server.roles.process import thread_limits
 from relax_server.roles.ray.role import RayEngine, RayRole
@@ -28,7 +28,7 @@ PLACE_SECONDS = 120.0
 
 def needs(config: RunConfig) -> dict[str, int]:
     """CPUs of the actors of a run; each engine takes one."""
-    fields = {role: config.training.threads if role == REFERENCE else 1 for role in field_roles(config)}
+    fields = {role: config.training.threads if role == REFERENCE_ROLE else 1 for role in field_roles(config)}
     return {"controller": 1, "rollout": 1, "policy": config.training.threads} | fields | {"engines": config.engines}
 
 

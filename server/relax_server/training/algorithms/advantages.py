@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from relax_server.training.algorithms.registry import register
+
 EPSILON = 1e-6
 
 Advantage = Callable[[Tensor], Tensor]
@@ -17,6 +19,7 @@ def _same(rewards: Tensor) -> bool:
     return bool(len(rewards) < 2 or (rewards == rewards[0]).all())
 
 
+@register("advantage", "grpo")
 def grpo(rewards: Tensor) -> Tensor:
     """A_i = (r_i - mean(r)) / (std(r) + 1e-6), with the sample standard deviation (n - 1).
 
@@ -33,6 +36,7 @@ def grpo(rewards: Tensor) -> Tensor:
     return (rewards - rewards.mean()) / (rewards.std() + EPSILON)
 
 
+@register("advantage", "dr_grpo")
 def dr_grpo(rewards: Tensor) -> Tensor:
     """A_i = r_i - mean(r).
 
@@ -50,6 +54,7 @@ def dr_grpo(rewards: Tensor) -> Tensor:
     return rewards - rewards.mean()
 
 
+@register("advantage", "rloo")
 def rloo(rewards: Tensor) -> Tensor:
     """A_i = r_i - mean of r_j over j != i, which is n / (n - 1) * (r_i - mean(r)).
 
@@ -65,9 +70,6 @@ def rloo(rewards: Tensor) -> Tensor:
         return torch.zeros_like(rewards)
     n = len(rewards)
     return n / (n - 1) * (rewards - rewards.mean())
-
-
-ADVANTAGES: dict[str, Advantage] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
 
 
 def turn_returns(turn_rewards: Sequence[float], reward: float, gamma: float = 1.0) -> list[float]:
@@ -103,7 +105,7 @@ def turn_advantages(returns: Sequence[Sequence[float]], advantage: Advantage) ->
 
     Args:
         returns: per episode, per turn; episodes may differ in length.
-        advantage: of `ADVANTAGES`; it sees the episodes that have the turn.
+        advantage: compares the rewards of a group; it sees the episodes that have the turn.
 
     Returns:
         Like `returns`. A turn that only one episode reached has advantage zero.

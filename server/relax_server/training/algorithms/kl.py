@@ -1,4 +1,4 @@
-"""Estimates of KL(policy || reference) from tokens sampled by the policy.
+"""Estimates of KL(policy || reference) from tokens sampled by the policy, and the terms of a loss that are made of them.
 
 J. Schulman, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html, 2020). With d = logprobs - reference_logprobs:
 k1 = d, k2 = d² / 2, k3 = exp(-d) - 1 + d. As estimates of the divergence k1 and k3 are unbiased, and k3 is never negative. As
@@ -6,12 +6,24 @@ terms of a loss they are judged by their gradients on tokens that the policy sam
 KL(policy || reference); that of k3 is the gradient of KL(reference || policy), whose single terms are as large as the ratio of
 the reference's probability to the policy's; that of k1 is zero in the mean (Liu et al., "Rethinking KL Regularization in RLHF",
 arXiv 2510.01555).
+
+All of it holds for tokens that the *current* policy sampled. The objective therefore weighs each token by the importance ratio
+of the current policy to the one that sampled it, without gradient: E_behavior[(policy / behavior) grad k] = E_policy[grad k].
+That ratio is truncated at `tis_clip`, and the gradient of a term by a token's logprob at `LARGEST`; where neither bound is
+reached, the statements above hold on stale data too.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+from relax_server.training.algorithms.registry import register
+
+LARGEST = 10.0
+"""The largest gradient of a KL term by a token's logprob."""
 
 
 def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
@@ -20,7 +32,7 @@ def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
 
 
 def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """d² / 2; biased, of low variance; its gradient is that of the KL divergence on policy. [n] -> [n]."""
+    """d² / 2; biased, of low variance. [n] -> [n]."""
     return (logprobs - reference).square() / 2
 
 
@@ -33,5 +45,22 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
     return torch.expm1(-d) + d
 
 
-KL = {"k2": k2, "k3": k3}
-"""What `AlgorithmConfig.kl_estimator` names."""
+@register("kl_estimator", "k2")
+def k2_loss(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """`k2` where |d| <= 10, and its tangent beyond: the gradient is d, between -10 and 10. [n] -> [n]."""
+    d = logprobs - reference
+    near = d.clamp(-LARGEST, LARGEST)
+    return _tangent(d, near, near.square() / 2, near)
+
+
+@register("kl_estimator", "k3")
+def k3_loss(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """`k3` where exp(-d) <= 11, and its tangent beyond: the gradient is 1 - min(exp(-d), 11). [n] -> [n]."""
+    d = logprobs - reference
+    near = d.clamp(min=-math.log1p(LARGEST))
+    return _tangent(d, near, torch.expm1(-near) + near, -torch.expm1(-near))
+
+
+def _tangent(d: Tensor, near: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+    """A function's value at `near`, which is `d` or the border, and from there on its tangent; [n]."""
+    return value + slope.detach() * (d - near)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from relax_sdk.config import AlgorithmConfig
+from relax_server.training.algorithms.registry import register
+
 LOG_RATIO = 20.0
-"""Beyond this a ratio says only that old logprobs and tokens do not belong together; one such token must not make the loss
-infinite."""
+"""Beyond this a ratio says only that old logprobs and tokens do not belong together; its exponential must not overflow."""
 
 
 @dataclass(frozen=True)
@@ -23,25 +25,28 @@ class PolicyLoss:
     """bool: where clipping stopped the gradient."""
 
 
-def clipped_policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
-) -> PolicyLoss:
-    """L = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), with r = exp(logprobs - old_logprobs) between e^-20 and e^20.
+@register("policy_loss", "clip")
+def clipped_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, config: AlgorithmConfig) -> PolicyLoss:
+    """L = -S where A >= 0, else -max(S, dual_clip A), with S = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
-    PPO: Schulman et al., arXiv 1707.06347, equation 7. A larger `clip_high` than `clip_low` ("clip-higher") leaves unlikely
-    tokens room to grow: Yu et al., "DAPO", arXiv 2503.14476, section 3.1.
+    r = exp(logprobs - old_logprobs), between e^-20 and e^20. PPO: Schulman et al., arXiv 1707.06347, equation 7. A larger
+    `clip_high` than `clip_low` ("clip-higher") leaves unlikely tokens room to grow: Yu et al., "DAPO", arXiv 2503.14476,
+    section 3.1. The outer maximum ("dual clip") bounds the loss where the advantage is negative, which PPO leaves growing
+    with r: Ye et al., "Mastering Complex Control in MOBA Games with Deep Reinforcement Learning", arXiv 1912.09729,
+    equation 6. The gradient of a token's loss by its logprob is so at most max(1 + clip_high, dual_clip) |A|.
 
     Args:
         logprobs: of the current policy, with gradient, [n].
         old_logprobs: of the policy that the ratio is taken against, [n].
         advantages: [n].
-        clip_low: below 1.
-        clip_high: above 0.
+        config: `clip_low`, `clip_high`, `dual_clip`.
 
     Returns:
-        One loss per token; averaging is the caller's, over all tokens of the global batch (DAPO, section 3.3).
+        One loss per token; averaging is the caller's (see `aggregation`).
     """
     ratio = torch.exp((logprobs - old_logprobs).clamp(-LOG_RATIO, LOG_RATIO))
     free = ratio * advantages
-    bound = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
-    return PolicyLoss(-torch.minimum(free, bound), ratio.detach(), (bound < free).detach())
+    bound = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
+    surrogate, least = torch.minimum(free, bound), config.dual_clip * advantages
+    beyond = (advantages < 0) & (surrogate < least)
+    return PolicyLoss(-torch.where(beyond, least, surrogate), ratio.detach(), ((bound < free) | beyond).detach())
