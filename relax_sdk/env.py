@@ -90,12 +90,13 @@ class Env(gymnasium.Env[Any, AssistantMessage]):
         """Take the policy's message; see the class."""
         raise NotImplementedError(f"{type(self).__name__} must define step(action)")
 
-    def format_example(self, rng: np.random.Generator) -> AssistantMessage | str | None:
+    def format_example(self, rng: np.random.Generator) -> AssistantMessage | str:
         """An action in the right *form* with contents drawn at random, for the optional warm-up.
 
-        It is asked for at each turn in place of a model, and must say nothing about any answer.
+        It is asked for after `reset`, at each turn in place of a model, and must say nothing about any answer. An environment
+        that does not define it has no warm-up.
 
         Returns:
-            The action, as a message or its text, or None: this environment has no warm-up.
+            The action, as a message or its text.
         """
-        return None
+        raise NotImplementedError(f"{type(self).__name__} defines no format_example(rng)")

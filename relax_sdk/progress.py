@@ -132,8 +132,9 @@ class Progress:
         self._display = make_display(self.line, show)
 
     def stage(self, text: str) -> None:
+        begins = text.partition(":")[0] != self.text.partition(":")[0]  # else only its counts have changed
         self.text = text
-        self._display.show(urgent=True)
+        self._display.show(urgent=begins)
 
     def step(self, metrics: dict[str, Any]) -> None:
         self.text = ""

@@ -14,6 +14,7 @@ import numpy as np
 from relax_sdk import errors
 from relax_sdk.env import Env
 from relax_sdk.errors import EnvError, RelaxError
+from relax_sdk.examples import ask_example, gives_examples
 from relax_sdk.hosting.wire import (
     Act,
     Ask,
@@ -32,7 +33,7 @@ from relax_sdk.hosting.wire import (
     encode,
 )
 from relax_sdk.media import Media
-from relax_sdk.messages import AssistantMessage, Message, Text
+from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.registry import EnvSpec
 from relax_sdk.rewards import score, score_group, scores_groups
 from relax_sdk.tasks import KeptRows
@@ -63,7 +64,7 @@ def describe(spec: EnvSpec) -> Description:
         tools=tool_schemas(env),
         splits=splits,
         defaults=dict(spec.defaults),
-        has_example=env.format_example(np.random.default_rng(0)) is not None,
+        has_example=gives_examples(cls),
         group_rewards=scores_groups(env),
     )
 
@@ -173,10 +174,7 @@ class EnvHost:
                 await score_group(self._env(ask), ask.trajectories, self._call)
                 return [Scored(t.reward, t.rewards) for t in ask.trajectories]
             case Example():
-                action = self._env(ask).format_example(np.random.default_rng(ask.seed))
-                if isinstance(action, str):
-                    action = AssistantMessage(content=(Text(action),))
-                return action.to_openai() if action is not None else None
+                return (await ask_example(self._env(ask), np.random.default_rng(ask.seed), self._call)).to_openai()
 
     async def _reset(self, ask: Reset, media: list[Media]) -> Shown:
         rows = self._rows.get(ask.split)

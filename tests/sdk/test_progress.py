@@ -50,6 +50,17 @@ def test_a_run_says_how_it_goes_and_where_it_is(capsys):
     assert lines[2] == "warning: an engine died" and lines[-1] == "done: there"
 
 
+def test_counts_of_a_stage_do_not_fill_a_log(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "PLAIN_EVERY", 1000.0)
+    with Progress(RunConfig(env="tone-v0", steps=9), Path("there")) as run:
+        for text in ("warming up", *(f"warming up: {n} of 9 episodes" for n in range(9)), "waiting for the first groups"):
+            run.stage(text)
+    assert [line.split(" · ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "tone-v0: warming up",
+        "tone-v0: waiting for the first groups",
+    ]
+
+
 def test_warnings_are_seen_where_nothing_else_is_to_be_shown(capsys):
     with pytest.raises(KeyError), Progress(RunConfig(env="tone-v0"), Path("there"), show=False) as run:
         run.stage("starting")

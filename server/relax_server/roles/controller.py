@@ -20,7 +20,7 @@ from relax_server.roles.checks import algorithm_notes, check_journal, check_moda
 from relax_server.roles.claim import Claim
 from relax_server.roles.control import RunControlServer
 from relax_server.roles.field_roles import FieldRoles
-from relax_server.roles.figures import Figures
+from relax_server.roles.figures import Figures, waited_for
 from relax_server.roles.fleet import EngineFleet
 from relax_server.roles.host import Host, LocalHost
 from relax_server.roles.layout import RunLayout
@@ -137,6 +137,8 @@ class Controller:
         """Colocate: the trainer has its batch and waits for the engines' memory."""
         self.evaluating: set[int] = set()
         self.stop_requested = asyncio.Event()
+        self.waiting = ""
+        """What the first step waits for, in words; empty from then on."""
         self.has_eval = False
         self.saved_last = False
 
@@ -184,11 +186,18 @@ class Controller:
 
     async def warm_up(self) -> None:
         """The optional warm-up on the form of an action."""
-        self.observer.stage(f"warming up on the form of an action ({self.config.warmup.steps} steps, no answers in it)")
+        self.waiting = f"warming up on the form of an action ({self.config.warmup.steps} steps, no answers in it)"
+        self.observer.stage(self.waiting)
         self.rollout.send(MakeWarmup(self.config.warmup.steps))
         await self.expect(WarmupMade)
+        self.waiting = ""
         self.policy.send(Warmup())
         self.weights = (await self.expect(PolicyReady)).weights
+
+    def show_waiting(self) -> None:
+        """How far the episodes are that the first step waits for."""
+        if self.waiting and (counts := waited_for(self.stats, self.config.rollout.groups_per_step)):
+            self.observer.stage(f"{self.waiting}: {counts}")
 
     async def train(self) -> None:
         """Handle events until the last checkpoint is saved."""
@@ -197,7 +206,8 @@ class Controller:
         self.rollout.send(Begin(self.engines.version, self.consumed, self.dropped))
         self.policy.send(Train())
         self.roles.policy_is_well()
-        self.observer.stage("waiting for the first groups" if self.step == 0 else f"going on at step {self.step}")
+        self.waiting = "waiting for the first groups" if self.step == 0 else ""
+        self.observer.stage(self.waiting or f"going on at step {self.step}")
         while True:
             message = await self.next_event()
             if isinstance(message, Saved) and message.last:
@@ -315,6 +325,7 @@ class Controller:
             await self.step_done(message)
         elif isinstance(message, RolloutStats):
             self.stats = message.values
+            self.show_waiting()
             await self.count_dropped()
         elif isinstance(message, Evaluating) and self.saved_last:
             self.observer.stage(f"held-out evaluation of the final weights: {message.played}")
@@ -347,7 +358,7 @@ class Controller:
         Where a step takes less time than loading its weights, the trainer is steps ahead by then; only the newest of these
         weights are loaded, and those that are to be evaluated.
         """
-        self.step, self.weights = message.step, message.weights
+        self.step, self.weights, self.waiting = message.step, message.weights, ""
         every = self.config.eval.every
         evaluated = bool(self.has_eval and every and self.step % every == 0 and self.step < self.config.steps)
         newest = self.step == self.trained

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from relax_sdk.runtime import Observer
@@ -84,3 +85,16 @@ class Figures:
             return 0.0
         (first, _), (last, _) = self._generated[0], self._generated[-1]
         return sum(n for _, n in list(self._generated)[1:]) / max(last - first, 1e-6)
+
+
+def waited_for(stats: Mapping[str, Any], groups: int) -> str:
+    """How far the episodes are that the first step waits for, in words.
+
+    Args:
+        stats: the rollout's last figures, as in `relax_server.rollout.RolloutStats`.
+        groups: of one step.
+    """
+    if stats["committed"] or stats["in_flight"]:
+        return f"{stats['committed']} of {groups} groups are complete, {stats['ended']} episodes have ended"
+    played, of = stats["warmup"]
+    return f"{played} of {of} episodes are played" if played < of else ""

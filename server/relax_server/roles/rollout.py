@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import inspect
 import queue
 import threading
 import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-import numpy as np
-
 from relax_sdk.config import EngineKind
 from relax_sdk.errors import RelaxError, RunError
 from relax_sdk.evaluation import Evaluation, Played
+from relax_sdk.examples import gives_examples
 from relax_sdk.media import MediaStore
 from relax_sdk.session import Agent
 from relax_server.engines.coalesce import CoalescingEngine
@@ -110,7 +108,7 @@ class RolloutRole:
                 loop.call_soon_threadsafe(self.arrived.put_nowait, inbox.get())
 
         threading.Thread(target=forward, name="inbox", daemon=True).start()
-        self.channel.send(RolloutReady("eval" in self.worker.splits, self.has_warmup()))
+        self.channel.send(RolloutReady("eval" in self.worker.splits, gives_examples(self.worker.context.env_class)))
         self.spawn(self.report())
         while True:
             message = await self.arrived.get()
@@ -120,13 +118,6 @@ class RolloutRole:
                 await self.close()
                 return
             await self.handle(message)
-
-    def has_warmup(self) -> bool:
-        """Whether the environment can give examples of an action's form."""
-        example = self.first.spec.make().format_example(np.random.default_rng(0))
-        if inspect.iscoroutine(example):  # its code runs elsewhere; that there is one says enough
-            example.close()
-        return example is not None
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a task; its failure is raised by `serve`."""

@@ -29,6 +29,8 @@ class RolloutContext(EnvContext):
     policies: Policies
     slots: asyncio.Semaphore
     """One per episode that may be in flight."""
+    scored: bool = True
+    """Whether finished episodes are scored; where not, no reward function, judge or group reward is called."""
     tally: Tally = field(default_factory=Tally)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """Episodes in flight, and environments being closed."""

@@ -72,8 +72,8 @@ class Episode:
 
     @property
     def has_group_rewards(self) -> bool:
-        """Whether the rubric scores whole groups; then the environment stays open until `close`."""
-        return scores_groups(self.session.env)
+        """Whether the rubric will score the whole group; then the environment stays open until `close`."""
+        return self.context.scored and scores_groups(self.session.env)
 
     async def close(self) -> None:
         """Close an environment that was left open for group rewards."""
@@ -124,8 +124,9 @@ class Episode:
             raise EpisodeError(f"{session.where('agent')}: the agent returned without asking the policy")
         finished = session.outcome is not None and session.outcome.terminated and not session.outcome.truncated
         trajectory = self._trajectory(Status.COMPLETED if finished else Status.TRUNCATED, None)
-        self._enter(State.SCORING)
-        await self._score(trajectory)
+        if self.context.scored:
+            self._enter(State.SCORING)
+            await self._score(trajectory)
         return trajectory
 
     async def _score(self, trajectory: Trajectory) -> None:

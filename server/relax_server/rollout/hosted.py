@@ -236,8 +236,8 @@ class HostedEnv(Env):
         return [_checked(item) for item in scored]
 
     def format_example(self, rng: np.random.Generator) -> Any:
-        """A coroutine that gives the action; None: there are no examples."""
-        return self._example(int(rng.integers(2**62))) if self.description.has_example else None
+        """A coroutine that gives the action."""
+        return self._example(int(rng.integers(2**62)))
 
     async def close(self) -> None:
         self.link.close_episode(self._episode)
@@ -246,10 +246,10 @@ class HostedEnv(Env):
         raw = action.to_openai(lambda part: part.data_uri())
         return _convert(await self.link.ask(functools.partial(Act, episode=self._episode, action=raw, tools=tools)), Outcome)
 
-    async def _example(self, seed: int) -> AssistantMessage | None:
+    async def _example(self, seed: int) -> AssistantMessage:
         raw = await self.link.ask(functools.partial(Example, episode=self._episode, seed=seed))
-        action = Message.from_openai(raw) if raw is not None else None
-        if action is not None and not isinstance(action, AssistantMessage):
+        action = Message.from_openai(_convert(raw, dict[str, Any]))
+        if not isinstance(action, AssistantMessage):
             raise EnvError(f"format_example must give an assistant's message, got one of role {action.role}")
         return action
 
@@ -292,6 +292,8 @@ def hosted_spec(description: Description, link: HostLink) -> EnvSpec:
         "remote_tools": description.tools,
         "remote_group_rewards": description.group_rewards,
     }
+    if not description.has_example:
+        fields["format_example"] = Env.format_example
     entry = type("HostedEnv", (HostedEnv,), fields)
     tasks: dict[str, Any] = {
         name: EndlessRows(functools.partial(_row, name)) if n is None else IndexRows(name, n)

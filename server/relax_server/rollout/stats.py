@@ -98,4 +98,8 @@ class RolloutStats:
     """Episodes that ignored their cancellation and were left behind."""
     unlike_groups: int
     """Groups whose episodes were not all shown the same at first, though they had task and seed in common."""
+    ended: int
+    """Episodes that have ended, however they did."""
+    warmup: tuple[int, int]
+    """Episodes of the format warm-up that have ended, and how many there will be; (0, 0): there is none, or not yet."""
     engines: list[dict[str, Any]] = field(default_factory=list)

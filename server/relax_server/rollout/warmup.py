@@ -2,15 +2,17 @@
 
 A randomly initialised model emits noise, so that no group would ever hold a reward. The environment's `format_example`
 answers in place of the model; it knows nothing about the task, so the episodes say how an action looks and not which one pays.
+Nothing of it is scored: no reward function is called, no judge is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 
 from relax_sdk.errors import ConfigError
-from relax_sdk.trajectory import Group, derive_seed
+from relax_sdk.trajectory import Group, Trajectory, derive_seed
 from relax_server.rollout.episode import USABLE, Episode
 from relax_server.rollout.policy import ExamplePolicies
 from relax_server.rollout.stats import Tally
@@ -35,9 +37,17 @@ async def make_warmup(worker: RolloutWorker, groups: int, batch_size: int) -> in
     Raises:
         ConfigError: no episode of a batch was usable; the message holds the last failure.
     """
-    rows = worker.splits["train"].peek(min(groups * batch_size, MOST_ROWS))
+    rows = await worker.first_rows(min(groups * batch_size, MOST_ROWS))
     policies = ExamplePolicies(worker.policies.renderer, worker.policies.intake)
-    context = dataclasses.replace(worker.context, agent=worker.warmup_agent, policies=policies, tally=Tally())
+    seen = worker.context.tally
+    context = dataclasses.replace(
+        worker.context,
+        agent=worker.warmup_agent,
+        policies=policies,
+        scored=False,
+        tally=Tally(failures=seen.failures, errors=seen.errors),
+    )
+    worker.warmup_episodes = groups * batch_size
     for number in range(groups):
         group_id = f"{worker.run_name}/warmup/{number}"
         episodes = []
@@ -46,9 +56,26 @@ async def make_warmup(worker: RolloutWorker, groups: int, batch_size: int) -> in
             seed = derive_seed(worker.config.seed, "warmup", index)
             row = rows[index % len(rows)]
             task = EpisodeTask("warmup", index, row, group_id, i, batch_size, seed, worker.config.sampling)
-            episodes.append(Episode(context, task).launch())
-        trajectories = [t for t in await asyncio.gather(*episodes) if t.status in USABLE]
+            episodes.append(Episode(context, task))
+        trajectories = [t for t in await _played(worker, episodes) if t.status in USABLE]
         if not trajectories:
-            raise ConfigError(f"the format warm-up had no usable episode: {context.tally.errors[-1]}")
+            raise ConfigError(f"the format warm-up had no usable episode: {seen.errors[-1]}")
         await worker.commit(Group(group_id, worker.spec.id, number, trajectories), "warmup")
     return groups
+
+
+async def _played(worker: RolloutWorker, episodes: Sequence[Episode]) -> list[Trajectory]:
+    """Play episodes, and count them as they end; they are cancelled with it."""
+
+    def count(ended: object) -> None:
+        worker.warmup_played += 1
+
+    results = [episode.launch() for episode in episodes]
+    for result in results:
+        result.add_done_callback(count)
+    try:
+        return list(await asyncio.gather(*results))
+    except BaseException:
+        for episode in episodes:
+            episode.cancel()
+        raise

@@ -15,7 +15,7 @@ from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.registry import EnvSpec
 from relax_sdk.session import Agent
 from relax_sdk.tasks import TaskSplit, task_splits
-from relax_sdk.trajectory import Group, Trajectory
+from relax_sdk.trajectory import Group, Status, Trajectory
 from relax_server.journal.base import Journal
 from relax_server.rollout.admission import Admission
 from relax_server.rollout.commits import Committer
@@ -39,7 +39,7 @@ ROW_TIMEOUT = 300.0
 """Seconds for one row of the tasks; a streamed dataset may download first."""
 COMMIT_LANES = 10_000
 """Of the timeline: below those of the groups."""
-STOP_TIMEOUT = 10.0
+STOP_TIMEOUT = 3.0
 """Seconds in which cancelled episodes must end."""
 
 
@@ -121,6 +121,8 @@ class RolloutWorker:
         self._error: BaseException | None = None
         self._failed_in_a_row = 0
         self._episodes, self._tokens = Rate(), Rate()
+        self.warmup_played = self.warmup_episodes = 0
+        """Episodes of the format warm-up that have ended, and how many there will be."""
         self._eval_lock = asyncio.Lock()
         self._evaluator = Evaluator(self.context, self._committer, self._count)
         self._calls = itertools.count()
@@ -336,6 +338,17 @@ class RolloutWorker:
         timeout = self.config.rollout.turn_timeout
         return await self.policies.ask_once(messages, sampling or self.config.sampling, timeout, key)
 
+    # ------------------------------------------------------------------------------------------------------- warm-up
+
+    async def first_rows(self, n: int) -> list[dict[str, Any]]:
+        """The first rows of the train split, at most `n`; only before `run`.
+
+        Raises:
+            ConfigError: a row is not a mapping.
+            EpisodeTimeout: a streamed dataset took too long.
+        """
+        return await self._media_threads.call(self._splits["train"].peek, n, limit=ROW_TIMEOUT)
+
     # ------------------------------------------------------------------------------------------------------- display
 
     async def commit(self, group: Group, split: str) -> bool:
@@ -376,6 +389,8 @@ class RolloutWorker:
             threads_stuck=self._threads.stuck + self._media_threads.stuck,
             ignored_cancel=tally.ignored_cancel,
             unlike_groups=tally.unlike_groups,
+            ended=sum(count for state, count in tally.states.items() if isinstance(state, Status)),
+            warmup=(self.warmup_played, self.warmup_episodes),
             engines=self.pool.stats(),
         )
 

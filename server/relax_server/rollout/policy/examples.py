@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import numpy as np
 
 from relax_sdk.env import Env
-from relax_sdk.errors import ConfigError
-from relax_sdk.messages import AssistantMessage, Text
+from relax_sdk.examples import ask_example
+from relax_sdk.messages import AssistantMessage
 from relax_sdk.trajectory import VersionSpan, derive_seed
 from relax_server.engines.base import Generation, MediaItem
 from relax_server.rollout.calls import CallOptions
@@ -43,10 +44,8 @@ class ExamplePolicy(TokenPolicy):
     async def _example(self) -> AssistantMessage:
         runner = self._runner
         assert isinstance(runner.env, Env)
-        action = await runner.invoke(runner.env.format_example, self._rng, limit=runner.context.config.step_timeout)
-        if action is None:
-            raise ConfigError(f"{type(runner.env).__name__}.format_example gave no action in the middle of an episode")
-        return AssistantMessage(content=(Text(action),)) if isinstance(action, str) else action
+        invoke = functools.partial(runner.invoke, limit=runner.context.config.step_timeout)
+        return await ask_example(runner.env, self._rng, invoke)
 
 
 class ExamplePolicies(TokenPolicies):
