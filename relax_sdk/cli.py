@@ -27,7 +27,7 @@ SETTING_HELP = "A setting by its name in RunConfig, e.g. --set rollout.group_siz
 
 @app.command()
 def train(
-    env: Annotated[str | None, typer.Argument(help="A registered name or package.module:Class.")] = None,
+    env: Annotated[str | None, typer.Argument(help="A registered name, package.module:Class or file.py:Class.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     model: Annotated[str | None, typer.Option(help="A built-in name or a Hugging Face folder.")] = None,
     mode: Annotated[Mode | None, typer.Option(help="async or colocate.")] = None,
@@ -85,6 +85,7 @@ def evaluate(
     what: Annotated[str, typer.Argument(help="A run folder; with --engine-url, an environment.")],
     split: Annotated[str, typer.Option()] = "eval",
     limit: Annotated[int | None, typer.Option()] = None,
+    env: Annotated[str | None, typer.Option(help="Of the run, if it cannot be loaded from where it came from.")] = None,
     engine_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible URL, usually ending in /v1.")] = None,
     engine_model: Annotated[str | None, typer.Option(help="The model's name there.")] = None,
     api_key_env: Annotated[str | None, typer.Option(help="The variable that holds the key for it.")] = None,
@@ -100,7 +101,7 @@ def evaluate(
         raise ConfigError("--engine-model, --api-key-env, --save and --set need --engine-url")
     from relax_sdk.run import Run
 
-    with Run.load(Path(what)) as run:
+    with Run.load(Path(what), env) as run:
         typer.echo(f"{run.config.env} [{split}]: {run.evaluate(split, limit)}")
 
 
@@ -178,7 +179,7 @@ def list_() -> None:
 
 @envs_app.command()
 def host(
-    env: Annotated[str, typer.Argument(help="A registered name or package.module:Class.")],
+    env: Annotated[str, typer.Argument(help="A registered name, package.module:Class or file.py:Class.")],
     server: Annotated[str, typer.Option(envvar="RELAX_URL", help="Of the rollout service.")] = URL,
     key: Annotated[str | None, typer.Option(envvar="RELAX_KEY", show_default=False)] = None,
     id: Annotated[str | None, typer.Option(help="Its name there.")] = None,
@@ -193,7 +194,7 @@ def host(
 
 @envs_app.command()
 def upload(
-    env: Annotated[str, typer.Argument(help="A registered name or package.module:Class.")],
+    env: Annotated[str, typer.Argument(help="A registered name, package.module:Class or file.py:Class.")],
     server: Annotated[str, typer.Option(envvar="RELAX_URL", help="Of the rollout service.")] = URL,
     key: Annotated[str | None, typer.Option(envvar="RELAX_KEY", help="With the right to upload.", show_default=False)] = None,
     id: Annotated[str | None, typer.Option(help="Its name there.")] = None,

@@ -277,7 +277,7 @@ class MediaStore:
     """A folder of media files named by the sha256 of their bytes; safe for several processes at once."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root)
+        self.root = Path(root).absolute()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:

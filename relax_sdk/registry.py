@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import re
+import sys
 import warnings
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
@@ -14,6 +14,7 @@ from gymnasium.envs.registration import WrapperSpec
 
 from relax_sdk.env import Env
 from relax_sdk.errors import RegistryError
+from relax_sdk.loading import import_object
 from relax_sdk.tasks import Tasks, TaskSplit, task_splits
 
 GYM_NAMESPACE = "relax"
@@ -32,6 +33,8 @@ class EnvSpec:
     """Given to the class."""
     defaults: dict[str, Any] = field(default_factory=dict)
     """Settings of `Trainer` that suit this environment, e.g. `{"sampling": {"max_new_tokens": 4}}`; the user's win."""
+    registered_in: str | None = field(default=None, compare=False)
+    """The module that called `register`; None where nobody did."""
 
     def load(self) -> type[Env]:
         """The class.
@@ -39,7 +42,7 @@ class EnvSpec:
         Raises:
             RegistryError: the string does not lead to an `Env` class.
         """
-        cls = _import(self.entry) if isinstance(self.entry, str) else self.entry
+        cls = import_object(self.entry) if isinstance(self.entry, str) else self.entry
         if not (isinstance(cls, type) and issubclass(cls, Env)):
             raise RegistryError(f"{self.id}: {self.entry!r} is not a subclass of relax_sdk.Env")
         return cls
@@ -47,7 +50,7 @@ class EnvSpec:
     def load_tasks(self) -> Tasks:
         """The tasks, imported if they were named by a string; without any, those that the class has as `tasks`."""
         tasks = self.tasks if self.tasks is not None else getattr(self.load(), "tasks", None)
-        return _import(tasks) if isinstance(tasks, str) else tasks
+        return import_object(tasks) if isinstance(tasks, str) else tasks
 
     def splits(self) -> dict[str, TaskSplit]:
         """The rows by split, freshly opened: `spec.splits()["train"].row(0)`."""
@@ -82,7 +85,7 @@ def register(
     old = _specs.get(id)
     if old is not None and _qualified(old.entry) != _qualified(entry):
         raise RegistryError(f"{id!r} is already registered as {_qualified(old.entry)}; choose another name")
-    spec = EnvSpec(id, entry, tasks, kwargs or {}, defaults or {})
+    spec = EnvSpec(id, entry, tasks, kwargs or {}, defaults or {}, _caller())
     gym_id = f"{GYM_NAMESPACE}/{id}"
     gymnasium.registry.pop(gym_id, None)
     try:
@@ -99,28 +102,46 @@ def register(
 
 
 def get_spec(env: str | type[Env] | EnvSpec) -> EnvSpec:
-    """Find an environment by registered name, `"package.module:Class"` string, class or spec.
+    """Find an environment by registered name, import string, class or spec.
+
+    `"package.module:Class"` and `"file.py:Class"` are imported, and looked for in the current folder too. A class that is
+    registered comes with the tasks and settings it was registered with.
 
     Raises:
-        RegistryError: unknown; the message lists what there is.
+        RegistryError: unknown, in which case the message lists what there is; or it cannot be imported.
     """
     if isinstance(env, EnvSpec):
         return env
     if isinstance(env, type):
-        for spec in _specs.values():
-            if spec.entry is env:
-                return spec
-        return EnvSpec(env.__name__, env, getattr(env, "tasks", None))
-    if env in _specs:
-        return _specs[env]
+        return _registered_class(env) or EnvSpec(env.__name__, env, getattr(env, "tasks", None))
     if ":" in env:
-        return EnvSpec(env, env)
-    discover()
-    if env in _specs:
-        return _specs[env]
+        spec = EnvSpec(env, env)
+        return _registered_class(spec.load()) or spec
+    found = registered(env)
+    if found is not None:
+        return found
     raise RegistryError(
         f"unknown environment {env!r}; registered: {', '.join(sorted(_specs)) or 'none'}; or name it 'package.module:Class'"
     )
+
+
+def registered(id: str) -> EnvSpec | None:
+    """The environment that is registered under a name, in this program or by an installed package; None if there is none."""
+    if id not in _specs:
+        discover()
+    return _specs.get(id)
+
+
+def _registered_class(cls: type[Env]) -> EnvSpec | None:
+    return next((spec for spec in _specs.values() if spec.entry is cls), None)
+
+
+def _caller() -> str | None:
+    """The module that called into the SDK."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "relax_sdk":
+        frame = frame.f_back
+    return frame.f_globals.get("__name__") if frame is not None else None
 
 
 def list_envs() -> list[EnvSpec]:
@@ -149,14 +170,3 @@ def discover() -> None:
 
 def _qualified(entry: type[Env] | str) -> str:
     return entry if isinstance(entry, str) else f"{entry.__module__}:{entry.__qualname__}"
-
-
-def _import(path: str) -> Any:
-    module, _, name = path.partition(":")
-    try:
-        target: Any = importlib.import_module(module)
-        for attribute in name.split("."):
-            target = getattr(target, attribute)
-    except (ImportError, AttributeError) as error:
-        raise RegistryError(f"{path!r} cannot be imported ({error})") from error
-    return target

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relax_sdk.config import RunConfig, SamplingParams, run_config_from_dict
-from relax_sdk.errors import ConfigError, RunError
+from relax_sdk.env import Env
+from relax_sdk.errors import ConfigError
 from relax_sdk.evaluation import Evaluation
 from relax_sdk.messages import AssistantMessage, Message, as_messages
+from relax_sdk.origin import load_origin
 from relax_sdk.progress import Waiting
-from relax_sdk.registry import get_spec
+from relax_sdk.registry import EnvSpec
 from relax_sdk.runtime import Job, ModelSession, Runtime, Tell, find_runtime, silent
 
 if TYPE_CHECKING:
@@ -25,30 +27,54 @@ WEIGHTS = "hf"
 PLOT = "reward.png"
 
 
+def read_config(folder: Path) -> RunConfig:
+    """The settings of the run in a folder.
+
+    Raises:
+        ConfigError: not a run folder.
+    """
+    try:
+        return run_config_from_dict(json.loads((folder / CONFIG).read_text()))
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{folder} is not a run folder ({error})") from error
+
+
 class Run:
     """What `fit()` returns; `Run.load(folder)` opens an older one."""
 
-    def __init__(self, folder: Path, config: RunConfig, job: Job | None = None, runtime: str | Runtime = "local") -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        config: RunConfig,
+        job: Job | None = None,
+        runtime: str | Runtime = "local",
+        env: str | type[Env] | EnvSpec | None = None,
+    ) -> None:
+        self.folder = folder.resolve()
         self.config = config
         self._job = job
+        self._env = env
         self._runtime = runtime
         self._session: ModelSession | None = None
 
     @classmethod
-    def load(cls, folder: str | Path) -> Run:
-        """Open a run folder; its environment must be registered or importable for `evaluate()`.
+    def load(cls, folder: str | Path, env: str | type[Env] | EnvSpec | None = None) -> Run:
+        """Open a run folder.
+
+        Its environment is loaded when `evaluate()` or `generate()` first needs it, from where the folder says that it came
+        from; metrics and curves need none.
+
+        Args:
+            folder: of the run.
+            env: the environment, in place of what the folder says: a registered name, `"package.module:Class"`,
+                `"file.py:Class"`, a class or a spec.
 
         Raises:
             ConfigError: not a run folder.
         """
-        folder = Path(folder)
-        try:
-            raw = json.loads((folder / CONFIG).read_text())
-        except (OSError, json.JSONDecodeError) as error:
-            raise ConfigError(f"{folder} is not a run folder ({error})") from error
-        config = run_config_from_dict(raw)
-        return cls(folder, config, Job(get_spec(config.env), config, folder))
+        return cls(Path(folder), read_config(Path(folder)), env=env)
 
     # ------------------------------------------------------------------------------------------------------ history
 
@@ -99,6 +125,7 @@ class Run:
 
         Raises:
             RunError: the environment has no such split, or the engine cannot start.
+            RegistryError: the environment cannot be loaded; the message says how to give it.
         """
         with Waiting(f"evaluation of {self.config.env} [{split}]", progress) as waiting:
             return self._open(waiting.tell).evaluate(split, limit or self.config.eval.limit, waiting.tell)
@@ -117,7 +144,8 @@ class Run:
     def _open(self, tell: Tell) -> ModelSession:
         if self._session is None:
             if self._job is None:
-                raise RunError(f"{self.folder}: the environment of this run is not known here")
+                spec, agent = load_origin(self.folder, self.config.env, self._env)
+                self._job = Job(spec, self.config, self.folder, agent)
             self._session = find_runtime(self._runtime).open_model(self._job, tell)
             atexit.register(self.close)
         return self._session

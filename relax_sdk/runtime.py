@@ -32,7 +32,7 @@ class Job:
     spec: EnvSpec
     config: RunConfig
     folder: Path
-    """The run folder; it exists and can be written."""
+    """The run folder, absolute whatever is given; it exists and can be written."""
     agent: Callable[..., Any] | str | Sequence[str] | None = None
     """Plays the episodes instead of the built-in loops."""
     resume: bool = False
@@ -41,6 +41,9 @@ class Job:
     """The name of the runtime, for advice on how to go on."""
     holder: Holder = field(default_factory=Holder.here)
     """The program that carries it out; others are refused the run in its name."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", self.folder.resolve())
 
     @property
     def how_to_resume(self) -> str:

@@ -29,9 +29,11 @@ from relax_sdk.config import (
 )
 from relax_sdk.env import Env
 from relax_sdk.errors import ConfigError
+from relax_sdk.loading import refuse_while_importing
+from relax_sdk.origin import keep_origin, load_origin
 from relax_sdk.progress import Progress
 from relax_sdk.registry import EnvSpec, get_spec
-from relax_sdk.run import CONFIG, PLOT, Run
+from relax_sdk.run import CONFIG, PLOT, Run, read_config
 from relax_sdk.run_lock import Holder, RunLock, cannot_write
 from relax_sdk.runtime import Job, Provide, Runtime, find_runtime
 
@@ -98,7 +100,7 @@ class Trainer:
         engine_hosts: Sequence[str] = (),
         bus: BusName = "local",
         folder: str | os.PathLike[str] | None = None,
-        runtime: str = "local",
+        runtime: str | Runtime = "local",
         server: str | None = None,
         key: str | None = None,
         provide: Provide | None = None,
@@ -147,7 +149,7 @@ class Trainer:
             **sections,
         )
         self.agent = agent
-        self.runtime: str | Runtime = runtime
+        self.runtime = runtime
         if server is not None:
             from relax_sdk.remote import ServiceRuntime
 
@@ -168,6 +170,7 @@ class Trainer:
             ConfigError: the folder cannot be written, or is in use by another run.
             RunError: the run ended early; it can be resumed.
         """
+        refuse_while_importing("fit()")
         runtime = find_runtime(self.runtime)
         config = dataclasses.replace(self.config, steps=steps) if steps is not None else self.config
         folder = self._run_folder(config, resume)
@@ -199,25 +202,25 @@ class Trainer:
 
         Args:
             folder: of the run.
-            env: in place of the one that it names.
+            env: in place of what the folder remembers of its environment.
             change: fields of sections to change, such as `{"optimizer": {"lr": 1e-4}}`. What the checkpoint depends on may
                 not change; the error then names it.
             **service: `server`, `key` and `provide` of a run that a service carries out.
 
         Raises:
             ConfigError: not a run folder; an unknown section or field, or a value outside its range.
+            RegistryError: its environment cannot be loaded; the message says how to give it.
         """
-        path = Path(folder)
-        try:
-            values = json.loads((path / CONFIG).read_text())
-        except (OSError, json.JSONDecodeError) as error:
-            raise ConfigError(f"{path} is not a run folder ({error})") from error
+        path = Path(folder).resolve()
+        values = read_config(path).to_dict()
         for name, fields in (change or {}).items():
             if name not in SECTIONS:
                 raise ConfigError(f"no section {name!r} to change; there are {', '.join(SECTIONS)}")
-            values[name] = values.get(name, {}) | dict(fields)
+            values[name] = values[name] | dict(fields)
         config = run_config_from_dict(values)
-        trainer = cls(env or config.env, folder=path, **service)
+        spec, agent = load_origin(path, config.env, env)
+        settings: dict[str, Any] = {"agent": agent, **service}
+        trainer = cls(spec, folder=path, **settings)
         trainer.config = config
         return trainer
 
@@ -226,7 +229,7 @@ class Trainer:
         if resume:
             if self._folder is None:
                 raise ConfigError("fit(resume=True) needs Trainer(folder=…), the folder of the run to go on with")
-            _begun_with(self._folder)
+            read_config(self._folder)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         folder = self._folder or Path("runs") / f"{config.env.replace('/', '-').replace(':', '-')}-{stamp}"
         try:
@@ -243,6 +246,7 @@ class Trainer:
             raise ConfigError(f"{folder} already holds a run; use fit(resume=True) to go on with it, or another folder")
         try:
             (folder / CONFIG).write_text(json.dumps(config.to_dict(), indent=1))
+            keep_origin(self.spec, self.agent, folder)
         except OSError as error:
             raise cannot_write(folder, error) from error
 
@@ -256,20 +260,8 @@ def _section(name: str, default: Any, given: Any) -> Any:
     return from_dict(cls, dict(default or {}) | dict(given or {}), name)
 
 
-def _begun_with(folder: Path) -> RunConfig:
-    """The configuration that the run in a folder was begun with.
-
-    Raises:
-        ConfigError: there is no run.
-    """
-    try:
-        return run_config_from_dict(json.loads((folder / CONFIG).read_text()))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{folder} holds no run to resume ({error})") from error
-
-
 def _check_resumable(folder: Path, config: RunConfig) -> None:
-    old = _begun_with(folder)
+    old = read_config(folder)
     for name in ("env", "model", "seed"):
         if getattr(old, name) != getattr(config, name):
             raise ConfigError(f"{folder} was begun with {name}={getattr(old, name)!r}, not {getattr(config, name)!r}")

@@ -128,8 +128,9 @@ def test_the_trained_model_is_a_hugging_face_folder(finished):
     assert Model.from_pretrained(finished.weights).num_parameters() > 1e6
 
 
-def test_evaluate_and_generate_use_the_trained_model(finished, capsys):
-    with relax.Run.load(finished.folder) as run:
+def test_evaluate_and_generate_use_the_trained_model(finished, capsys, monkeypatch):
+    monkeypatch.chdir(finished.folder.parent)
+    with relax.Run.load(finished.folder.name) as run:  # a relative folder is as good as an absolute one
         evaluation = run.evaluate(limit=8)
         assert "evaluation of tone-v0 [eval] · starting" in capsys.readouterr().err
         assert evaluation.n == 8 and evaluation.mean_reward == pytest.approx(finished.metrics[-1]["eval_reward"])
