@@ -74,6 +74,7 @@ class SamplingParams:
     """Texts that end a response; their tokens are part of it."""
     ignore_eos: bool = False
     sampling_seed: int | None = None
+    """What the seeds of single answers are derived from; None: the run's `seed`. In `Turn.sampling`, the answer's own seed."""
 
     def __post_init__(self) -> None:
         _check_types(self)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from relax_sdk.config import SamplingParams
 from relax_sdk.errors import JournalError
 from relax_sdk.media import MediaRef
 
@@ -64,6 +65,11 @@ class Turn:
     """From request to answer."""
     engine: str = ""
     """URL of the engine that answered."""
+    sampling: SamplingParams | None = None
+    """As the engine was asked to sample, the seed of this answer included; None in records of older versions.
+
+    An engine draws token `i` of an answer from this seed and `i` alone, whatever else is in its batch. `sampling_seed` is None
+    where the engine drew as it liked: it does not take seeds."""
 
 
 @dataclass

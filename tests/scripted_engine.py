@@ -28,6 +28,7 @@ class ScriptedEngine:
         self.processor = processor
         self.script: Script = script if callable(script) else lambda request: script
         self.url = url
+        self.deals_seeds = True
         self.version = version
         self.up = True
         self.hold = asyncio.Event()

@@ -62,9 +62,21 @@ async def test_different_requests_stay_apart(coalescing, engine):
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(max_new_tokens=MOST_TOKENS + 1), SamplingParams(sampling_seed=3)])
-async def test_long_and_seeded_requests_go_alone(coalescing, engine, sampling):
+async def test_long_requests_and_seeded_ones_for_an_engine_that_takes_one_seed_go_alone(engine, sampling):
+    engine.deals_seeds = False
+    coalescing = CoalescingEngine(engine)
     await ask(coalescing, request("a", sampling=sampling), request("b", sampling=sampling))
     assert [r.n for r in engine.requests] == [1, 1]
+
+
+async def test_each_answer_of_equal_requests_has_the_seed_of_its_own_request(coalescing, engine):
+    seeded = [request(str(i), sampling=SamplingParams(max_new_tokens=4, sampling_seed=70 + i)) for i in range(3)]
+    gone = asyncio.create_task(coalescing.generate(seeded[1], 10.0))
+    answers = asyncio.create_task(ask(coalescing, seeded[0], request("plain"), seeded[2]))
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert await answers == [[0], [0], [1]]
+    assert sorted((r.n, r.seeds) for r in engine.requests) == [(1, ()), (2, (70, 72))]
 
 
 async def test_a_request_that_is_the_only_one_of_its_kind_does_not_wait(coalescing, engine):

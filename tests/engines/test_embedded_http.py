@@ -142,6 +142,11 @@ async def test_seeds_repeat_and_n_gives_different_answers(client: Client):
     assert first == second and len(set(map(tuple, first))) == 3
     body["sampling_params"].pop("sampling_seed")
     assert [a["output_ids"] for a in await client.post("/generate", body)] != first
+    body["sampling_params"]["sampling_seed"] = [7, 11, 8]
+    assert [a["output_ids"] for a in await client.post("/generate", body)][1] == first[0]
+    for wrong, says in (([7, 8], "2 seeds for n = 3"), (["7", 8, 9], "allowed: int"), (2**64, "allowed: int")):
+        body["sampling_params"]["sampling_seed"] = wrong
+        assert says in (await client.post("/generate", body, 400))["error"]["message"]
 
 
 async def test_a_link_out_of_the_media_folder_is_refused(client: Client, tmp_path, reference: Reference):

@@ -115,12 +115,9 @@ async def test_a_text_model_is_served_and_updated_and_a_lost_server_is_noticed(i
         ):
             with pytest.raises(EngineError, match=says):
                 await engine.update_from_tensors(wrong, 9)
-        for refused, says in (
-            (SamplingParams(ignore_eos=True, stop_token_ids=(5,)), "ignores stop_token_ids"),
-            (SamplingParams(sampling_seed=1), "ignores sampling_seed"),
-        ):
-            with pytest.raises(EngineError, match=says):
-                await engine.generate(GenerateRequest([20], refused), 60)
+        refused = SamplingParams(ignore_eos=True, stop_token_ids=(5,))
+        with pytest.raises(EngineError, match="ignores stop_token_ids"):
+            await engine.generate(GenerateRequest([20], refused), 60)
         server = next(p for p in psutil.Process(process.pid).children() if "launch_server" in " ".join(p.cmdline()))
         server.kill()
         assert await asyncio.wait_for(process.wait(), 30) != 0

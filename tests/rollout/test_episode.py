@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import gymnasium
@@ -268,7 +269,7 @@ async def test_waiting_for_a_slot_counts_against_no_limit(bench):
 async def test_time_behind_a_pause_stays_excluded_when_it_is_over(bench):
     made = bench(Count)
     made.worker.pause()
-    episode = Episode(made.worker.context, EpisodeTask("train", 3, {"index": 3}, "run/train/3", 0, 1, 5, SamplingParams()))
+    episode = Episode(made.worker.context, EpisodeTask("train", 3, {"index": 3}, "run/train/3", 0, 1, 5, 0, SamplingParams()))
     result = episode.launch()
     await until(lambda: episode.state == "running")
     await asyncio.sleep(0.1)
@@ -307,7 +308,7 @@ async def test_a_first_prompt_that_leaves_no_room_is_an_error_with_both_numbers(
 async def test_cancelling_aborts_the_generation_in_flight(bench):
     made = bench(Count)
     made.engine.hold.clear()
-    task = EpisodeTask("train", 3, {"index": 3}, "run/train/3", 0, 1, 5, SamplingParams())
+    task = EpisodeTask("train", 3, {"index": 3}, "run/train/3", 0, 1, 5, 0, SamplingParams())
     episode = Episode(made.worker.context, task)
     result = episode.launch()
     await until(lambda: bool(made.engine.running))
@@ -351,15 +352,45 @@ async def test_an_engine_that_does_not_answer_times_out(bench):
     assert trajectory.status is Status.TIMED_OUT and "did not answer within 0.05 s" in trajectory.error
 
 
-async def test_a_sampling_seed_gives_every_turn_its_own_and_is_off_by_default(bench):
-    _, plain = await only(bench, Count, kwargs={"turns": 2})
-    assert {r.sampling.sampling_seed for r in plain.engine.requests} == {None}
+@pytest.mark.parametrize("own", [None, 3])
+async def test_every_answer_has_a_seed_of_its_own_that_follows_from_the_run_and_is_recorded(bench, own):
+    async def played(seed, **changes):
+        sampling = SamplingParams(max_new_tokens=32, sampling_seed=own)
+        made = bench(Count, kwargs={"turns": 2}, group_size=2, run_config={"seed": seed, "sampling": sampling})
+        group = (await made.group(**changes)).group
+        asked = {(r.rid.split("/")[-3], r.rid.split("/")[-2]): r.sampling.sampling_seed for r in made.engine.requests}
+        for t in group.trajectories:
+            assert [turn.sampling.sampling_seed for turn in t.turns] == [asked[str(t.group_index), str(i)] for i in range(2)]
+            assert {turn.sampling.max_new_tokens for turn in t.turns} == {32}
+        return asked
+
+    first = await played(0)
+    assert len(set(first.values())) == 4 and all(0 <= seed < 2**31 for seed in first.values())
+    assert await played(0) == first
+    assert (await played(1) == first) is (own is not None)
+    assert set((await played(0, task_index=1)).values()).isdisjoint(first.values())
+
+
+async def test_another_attempt_is_sampled_anew(bench):
+    class Picky(Count):
+        def step(self, action):
+            if not seeds:
+                seeds.append(None)
+                raise ValueError("not that one")
+            return super().step(action)
+
     seeds = []
-    for _ in range(2):
-        made = bench(Count, kwargs={"turns": 2}, group_size=2, run_config={"sampling": SamplingParams(sampling_seed=3)})
-        await made.group()
-        seeds.append(sorted(r.sampling.sampling_seed for r in made.engine.requests))
-    assert seeds[0] == seeds[1] and len(set(seeds[0])) == 4
+    trajectory, made = await only(bench, Picky, kwargs={"turns": 1}, max_retries=1)
+    assert trajectory.attempts == 2
+    assert len({r.sampling.sampling_seed for r in made.engine.requests}) == 2
+
+
+async def test_an_engine_that_takes_no_seeds_is_not_recorded_as_if_it_had(bench):
+    made = bench(Count, kwargs={"turns": 1})
+    generation = made.engine._generation
+    made.engine._generation = lambda *args: replace(generation(*args), seeded=False)
+    (trajectory,) = (await made.group()).group.trajectories
+    assert [turn.sampling.sampling_seed for turn in trajectory.turns] == [None]
 
 
 async def test_close_is_called_however_the_episode_ends(bench):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from relax_server.api.core import ServiceCore
 from relax_server.api.keys import Key
-from relax_server.api.schemas import SessionBody
+from relax_server.api.schemas import SEED_BITS, SessionBody
 from relax_server.api.sessions import ExternalSession, Opening, SessionHub
 from relax_server.gateway.wire import on_wire
 
@@ -30,7 +31,7 @@ async def open_session(
         env=wanted.env,
         split=wanted.split,
         task_index=wanted.task_index,
-        seed=wanted.seed,
+        seed=secrets.randbits(SEED_BITS) if wanted.seed is None else wanted.seed,
         run=wanted.run,
         train=wanted.mode == "train",
         sampling=wanted.sampling.over(core.config.sampling),

@@ -11,6 +11,7 @@ from typing import Any
 
 from relax_sdk.errors import ConfigError, JournalError, RelaxError
 from relax_sdk.tasks import KeptRows
+from relax_sdk.trajectory import derive_seed
 from relax_server.api.core import DATABASE_LIMIT, ServiceCore
 from relax_server.api.keys import Key
 from relax_server.api.logs import FIELDS
@@ -304,7 +305,8 @@ class RolloutHub:
 
     def _task(self, id: str, index: int, row: dict[str, Any], body: RolloutBody) -> GroupTask:
         sampling = body.sampling.over(self.core.config.sampling)
-        return GroupTask(id, body.split, index, row, body.group_size, body.seed, sampling, body.on_failure, body.max_retries)
+        seed = derive_seed(id.partition("/")[0]) if body.seed is None else body.seed
+        return GroupTask(id, body.split, index, row, body.group_size, seed, sampling, body.on_failure, body.max_retries)
 
     async def _group(
         self, rollout: Rollout, context: RolloutContext, task: GroupTask, run: str, gate: asyncio.Semaphore

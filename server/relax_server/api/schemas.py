@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from relax_sdk.config import SamplingParams
 
+SEED_BITS = 53
+"""Of seeds: what a JSON number holds exactly."""
+
 
 class Body(BaseModel):
     """A request's body: unknown fields are refused, so that a misspelt one is noticed."""
@@ -69,8 +72,8 @@ class SessionBody(Body):
     env: str = Field(default="none", max_length=200, description="none: the agent has a world of its own")
     split: str = Field(default="train", max_length=100)
     task_index: int = Field(default=0, ge=0, le=1 << 53)
-    seed: int = Field(
-        default=0, ge=0, le=1 << 53, description="Of the run; the environment gets one derived from it and the task"
+    seed: int | None = Field(
+        default=None, ge=0, le=1 << 53, description="What environment and sampling are seeded from; default: a new one"
     )
     sample_index: int = Field(
         default=0, ge=0, le=1 << 20, description="Which of several episodes of the task; they differ in sampling only"
@@ -95,7 +98,9 @@ class RolloutBody(Body):
     )
     n: int | None = Field(default=None, ge=1, le=1_000_000, description="The first n tasks; default: all")
     group_size: int = Field(default=1, ge=1, le=4096, description="Episodes of each task")
-    seed: int = Field(default=0, ge=0, le=1 << 53)
+    seed: int | None = Field(
+        default=None, ge=0, le=1 << 53, description="What environments and sampling are seeded from; default: a new one"
+    )
     run: str | None = Field(default=None, min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.:-]+$")
     sampling: SamplingBody = Field(default_factory=SamplingBody)
     limits: LimitsBody = Field(default_factory=LimitsBody)

@@ -270,6 +270,7 @@ class SessionHub:
             group_index=0,
             group_size=1,
             seed=derive_seed(opening.seed, opening.split, opening.task_index),
+            run_seed=derive_seed(opening.seed, opening.sample_index),
             sampling=opening.sampling,
         )
         session = ExternalSession(core, id, key, opening, task, secret)

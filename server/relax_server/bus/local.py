@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 from relax_sdk.errors import JournalError
 from relax_sdk.trajectory import Group
@@ -124,11 +125,17 @@ class LocalBus:
         with self._lock:
             dropped, self._dropped = self._dropped, 0
             ready = self._ready()
+        groups = in_order(groups)
         return Batch(groups, version, staleness(groups, version), dropped, waited, ready)
 
     def _ready(self) -> int:
         """Groups that could be taken at once."""
         return self.journal.counts(self.run).ready
+
+
+def in_order(groups: Sequence[Group]) -> list[Group]:
+    """Groups by task, so that what is computed of them does not depend on which was played first."""
+    return sorted(groups, key=lambda group: (group.task_index, group.id))
 
 
 def staleness(groups: list[Group], version: int) -> list[int]:

@@ -32,6 +32,8 @@ class GenerateRequest:
     media: tuple[MediaItem, ...] = ()
     """In the order of the placeholders."""
     n: int = 1
+    seeds: tuple[int, ...] = ()
+    """One per answer, in place of the one in `sampling`; only for engines that `deals_seeds`."""
     return_routed_experts: bool = False
     rid: str = ""
     """Names the request, so that it can be aborted."""
@@ -55,6 +57,8 @@ class Generation:
     """int32 [len(prompt) + len(response) - 1, layers, top_k] in C order."""
     routed_shape: list[int] | None = None
     cached_tokens: int = 0
+    seeded: bool = True
+    """Sampled with the seed that was asked for; False where the engine does not take any."""
     meta: dict[str, Any] = field(default_factory=dict)
 
 
@@ -66,6 +70,8 @@ class Engine(Protocol):
     """
 
     url: str
+    deals_seeds: bool
+    """Whether the answers of one request may have seeds of their own (`GenerateRequest.seeds`)."""
 
     async def generate(self, request: GenerateRequest, timeout: float) -> list[Generation]:
         """All `n` answers, whole."""

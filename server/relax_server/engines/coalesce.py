@@ -25,6 +25,8 @@ class _Batch:
 
     request: GenerateRequest
     waiting: list[asyncio.Future[Generation]] = field(default_factory=list)
+    seeds: dict[asyncio.Future[Generation], int] = field(default_factory=dict)
+    """Of the answers that are to have one of their own."""
     timeout: float = 0.0
     task: asyncio.Task[None] | None = None
 
@@ -33,12 +35,14 @@ class CoalescingEngine:
     """An engine in front of which equal requests for one short answer are put together.
 
     Each caller gets an answer of its own, sampled independently. One that gives up does not disturb the others; when all have,
-    the request is aborted. Requests with a sampling seed are left alone, as equal seeds would make equal answers.
+    the request is aborted. Each keeps its own sampling seed where the engine takes several in one request; where not, requests
+    with a seed are left alone, as equal seeds would make equal answers.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.url = engine.url
+        self.deals_seeds = engine.deals_seeds
         self._open: dict[Any, _Batch] = {}
         self._callers: dict[str, tuple[_Batch, asyncio.Future[Generation]]] = {}
         """By the name of the request."""
@@ -46,9 +50,11 @@ class CoalescingEngine:
 
     async def generate(self, request: GenerateRequest, timeout: float) -> list[Generation]:
         s = request.sampling
-        if request.alone or request.n != 1 or s.max_new_tokens > MOST_TOKENS or s.sampling_seed is not None:
+        seeded = s.sampling_seed is not None
+        if request.alone or request.n != 1 or s.max_new_tokens > MOST_TOKENS or (seeded and not self.deals_seeds):
             return await self.engine.generate(request, timeout)
-        key = (tuple(request.input_ids), request.media, s, request.return_routed_experts)
+        alike = replace(s, sampling_seed=None)
+        key = (tuple(request.input_ids), request.media, alike, seeded, request.return_routed_experts)
         batch = self._open.get(key)
         loop = asyncio.get_running_loop()
         if batch is None:
@@ -56,6 +62,8 @@ class CoalescingEngine:
             loop.call_later(WINDOW, self._send, key)
         future: asyncio.Future[Generation] = loop.create_future()
         batch.waiting.append(future)
+        if s.sampling_seed is not None:
+            batch.seeds[future] = s.sampling_seed
         batch.timeout = max(batch.timeout, timeout)
         if request.rid:
             self._callers[request.rid] = batch, future
@@ -74,7 +82,8 @@ class CoalescingEngine:
     async def _ask(self, batch: _Batch) -> None:
         batch.waiting = [future for future in batch.waiting if not future.done()]
         n = len(batch.waiting)
-        request = replace(batch.request, n=n, rid=_name(batch.request.rid, n))
+        seeds = tuple(batch.seeds[future] for future in batch.waiting if future in batch.seeds)
+        request = replace(batch.request, n=n, seeds=seeds, rid=_name(batch.request.rid, n))
         try:
             answers = await self.engine.generate(request, batch.timeout)
         except BaseException as error:

@@ -21,7 +21,7 @@ CONTROL_TIMEOUT = 120.0
 
 
 class HttpEngine:
-    """`Engine` over HTTP; every answer is checked before it is returned.
+    """`Engine` over HTTP, as the embedded engine is; every answer is checked before it is returned.
 
     Args:
         url: for example `http://127.0.0.1:30000`.
@@ -41,6 +41,7 @@ class HttpEngine:
         control_timeout: float = CONTROL_TIMEOUT,
     ) -> None:
         self.url = url.rstrip("/")
+        self.deals_seeds = True
         self._media_root = Path(media_root) if media_root is not None else None
         self._inline_media = inline_media
         self._routed_shape = routed_shape
@@ -101,8 +102,9 @@ class HttpEngine:
             sampling["stop"] = list(s.stop)
         if s.stop_token_ids:
             sampling["stop_token_ids"] = list(s.stop_token_ids)
-        if s.sampling_seed is not None:
-            sampling["sampling_seed"] = s.sampling_seed
+        seed = list(request.seeds) or s.sampling_seed
+        if seed is not None:
+            sampling["sampling_seed"] = seed
         payload: dict[str, Any] = {
             "input_ids": request.input_ids,
             "sampling_params": sampling,

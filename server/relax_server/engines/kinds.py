@@ -67,7 +67,7 @@ async def connect_running(url: str, inline_media: bool) -> HttpEngine:
         kind = (await engine.server_info()).get("engine")
     except EngineError:  # its health is asked for next
         return engine
-    if kind != "vllm":
+    if kind == "embedded":
         return engine
     await engine.close()
-    return VllmEngine(url)
+    return VllmEngine(url) if kind == "vllm" else SglangEngine(url, inline_media=inline_media)

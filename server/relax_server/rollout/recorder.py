@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from relax_sdk.config import SamplingParams
 from relax_sdk.errors import EngineError, EpisodeError, JournalError, TokenError
 from relax_sdk.media import Media, MediaRef
 from relax_sdk.messages import AssistantMessage, Message, Text
@@ -165,7 +166,15 @@ class TokenRecorder:
             plan.messages, plan.base_ids + plan.piece.ids, plan.base_expanded + expanded, plan.base_media + plan.piece.media
         )
 
-    def record(self, prompt: Prompt, generation: Generation, media: list[MediaRef], engine: str, seconds: float) -> Turn:
+    def record(
+        self,
+        prompt: Prompt,
+        generation: Generation,
+        media: list[MediaRef],
+        engine: str,
+        seconds: float,
+        sampling: SamplingParams | None = None,
+    ) -> Turn:
         """Keep one model call as a turn.
 
         Args:
@@ -174,6 +183,7 @@ class TokenRecorder:
             media: references of `prompt.media`.
             engine: URL of the engine.
             seconds: that the call took.
+            sampling: that was asked for.
 
         Raises:
             TokenError: the engine saw other tokens, or another number of placeholders, than were sent.
@@ -192,6 +202,7 @@ class TokenRecorder:
             cached_tokens=generation.cached_tokens,
             seconds=seconds,
             engine=engine,
+            sampling=sampling if sampling is None or generation.seeded else replace(sampling, sampling_seed=None),
         )
         self._check_response(turn)
         self.turns.append(turn)

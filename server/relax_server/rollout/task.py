@@ -21,6 +21,8 @@ class EpisodeTask:
     group_size: int
     seed: int
     """The environment's; all episodes of a group have the same."""
+    run_seed: int
+    """What the sampling of the episode's answers is derived from, unless `sampling` has a seed."""
     sampling: SamplingParams
     attempt: int = 1
 
@@ -29,18 +31,21 @@ class EpisodeTask:
         """Id of the trajectory."""
         return f"{self.group_id}/{self.group_index}"
 
-    def sampling_at(self, turn: int, room: int, own: SamplingParams | None = None) -> SamplingParams:
-        """Sampling of a 0-based turn that has room for `room` tokens; with a sampling seed, every turn gets its own.
+    def sampling_at(self, call: int, room: int, own: SamplingParams | None = None) -> SamplingParams:
+        """Sampling of one model call that has room for `room` tokens, with a seed of its own.
+
+        The seed follows from the run's seed (or `sampling_seed`), the split, the task, the position in the group and the call;
+        from the attempt, too, when the episode is tried again, as it would else go the way on which it failed.
 
         Args:
-            turn: its number.
+            call: its 0-based number in the episode.
             room: tokens that may follow the prompt.
             own: in place of the episode's sampling.
         """
         sampling = own if own is not None else self.sampling
         if room < sampling.max_new_tokens:
             sampling = replace(sampling, max_new_tokens=room)
-        if sampling.sampling_seed is not None:
-            seed = derive_seed(sampling.sampling_seed, self.split, self.task_index, self.group_index, turn) % 2**31
-            sampling = replace(sampling, sampling_seed=seed)
-        return sampling
+        base = self.run_seed if sampling.sampling_seed is None else sampling.sampling_seed
+        again = (self.attempt,) if self.attempt > 1 else ()
+        seed = derive_seed(base, "sampling", self.split, self.task_index, self.group_index, call, *again)
+        return replace(sampling, sampling_seed=seed % 2**31)

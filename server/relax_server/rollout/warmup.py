@@ -49,13 +49,13 @@ async def make_warmup(worker: RolloutWorker, groups: int, batch_size: int) -> in
     )
     worker.warmup_episodes = groups * batch_size
     for number in range(groups):
-        group_id = f"{worker.run_name}/warmup/{number}"
+        group_id, run_seed = f"{worker.run_name}/warmup/{number}", worker.config.seed
         episodes = []
         for i in range(batch_size):
             index = number * batch_size + i
-            seed = derive_seed(worker.config.seed, "warmup", index)
+            seed = derive_seed(run_seed, "warmup", index)
             row = rows[index % len(rows)]
-            task = EpisodeTask("warmup", index, row, group_id, i, batch_size, seed, worker.config.sampling)
+            task = EpisodeTask("warmup", index, row, group_id, i, batch_size, seed, run_seed, worker.config.sampling)
             episodes.append(Episode(context, task))
         trajectories = [t for t in await _played(worker, episodes) if t.status in USABLE]
         if not trajectories:

@@ -20,7 +20,6 @@ class Sampling:
     stop_token_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    seed: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
     top_logprobs: int = 0
     """How many alternatives to report per token."""

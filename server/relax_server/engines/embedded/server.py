@@ -20,7 +20,7 @@ from relax_server.engines.embedded.prompts import PromptBuilder
 from relax_server.engines.embedded.sampling import Sampling
 from relax_server.engines.embedded.web import EventStream, error_bodies, json_body, json_response
 from relax_server.engines.embedded.weights import read_folder
-from relax_server.engines.embedded.wire import meta_info, parse_sampling, seeds
+from relax_server.engines.embedded.wire import meta_info, parse_sampling
 from relax_server.models.media_features import Kind
 
 T = TypeVar("T")
@@ -114,8 +114,8 @@ class EngineServer:
         if entry.left:
             self.loop.call(lambda: self.scheduler.abort(entry.rid, "the client disconnected"))
 
-    def submit(self, entry: InFlight, prompt: Prompt, sampling: Sampling, n: int, routes: bool) -> list[Sequence]:
-        """Queue the `n` sequences of a request.
+    def submit(self, entry: InFlight, prompt: Prompt, sampling: Sampling, seeds: list[int], routes: bool) -> list[Sequence]:
+        """Queue the sequences of a request, one for each seed.
 
         Raises:
             RequestError: it can never fit, or routes are not recorded.
@@ -131,9 +131,9 @@ class EngineServer:
             raise RequestError("return_routed_experts: the engine was started without --return-routed-experts")
         sequences = [
             Sequence(entry.rid, i, prompt, sampling, seed, entry.notify, entry.news is not None, want_routes=routes)
-            for i, seed in enumerate(seeds(sampling, n))
+            for i, seed in enumerate(seeds)
         ]
-        entry.left = n
+        entry.left = len(seeds)
         entry.done = self._events.create_future()
         if entry.aborted:
             raise RequestError("aborted while its prompt was being prepared", 499)
@@ -142,7 +142,7 @@ class EngineServer:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await json_body(request)
-        sampling, n = parse_sampling(body.get("sampling_params"), self.processor.vocab_size)
+        sampling, seeds = parse_sampling(body.get("sampling_params"), self.processor.vocab_size)
         if body.get("logprob_start_len", -1) not in (-1, None):
             raise RequestError("logprob_start_len is not supported by the embedded engine: only output logprobs are given")
         for key in ("input_embeds", "session_params", "lora_path", "return_hidden_states", "token_ids_logprob"):
@@ -157,13 +157,13 @@ class EngineServer:
         entry = self.begin(body.get("rid"), stream)
         try:
             prompt = await self.builder.build(self._prompt_ids(body), _media(body))
-            sequences = self.submit(entry, prompt, sampling, n, bool(body.get("return_routed_experts")))
+            sequences = self.submit(entry, prompt, sampling, seeds, bool(body.get("return_routed_experts")))
             if stream:
                 return await self._stream(request, body, entry, sequences)
             assert entry.done is not None
             await entry.done
             answers = [self._answer(s, body, entry) for s in sequences]
-            return json_response(answers[0] if n == 1 else answers)
+            return json_response(answers[0] if len(seeds) == 1 else answers)
         finally:
             self.end(entry)
 
@@ -309,7 +309,7 @@ class EngineServer:
         entry = self.begin(f"health-{uuid.uuid4().hex}", False)
         try:
             prompt = await self.builder.build([self.processor.eos_ids[0]], {})
-            sequences = self.submit(entry, prompt, Sampling(max_new_tokens=1), 1, False)
+            sequences = self.submit(entry, prompt, Sampling(max_new_tokens=1), [0], False)
             assert entry.done is not None
             await entry.done
             self._answer(sequences[0], {}, entry)

@@ -40,8 +40,10 @@ _KNOWN = {
 }  # fmt: skip
 
 
-def parse_sampling(raw: Any, vocab_size: int, default_max_new_tokens: int = 128) -> tuple[Sampling, int]:
-    """Sampling parameters as SGLang names them, and `n`.
+def parse_sampling(raw: Any, vocab_size: int, default_max_new_tokens: int = 128) -> tuple[Sampling, list[int]]:
+    """Sampling parameters as SGLang names them, and the seeds of the `n` answers.
+
+    Other than in SGLang, `sampling_seed` may be a list, a seed an answer.
 
     Raises:
         RequestError: a value outside its range, or a feature this engine does not have.
@@ -59,7 +61,6 @@ def parse_sampling(raw: Any, vocab_size: int, default_max_new_tokens: int = 128)
             raise RequestError(f"sampling_params.{key} is not supported by the embedded engine (got {raw[key]!r})")
     stop = raw.get("stop") or ()
     bias = raw.get("logit_bias") or {}
-    seed = raw.get("sampling_seed")
     sampling = Sampling(
         max_new_tokens=_number(raw, "max_new_tokens", default_max_new_tokens, 1, 2**31, int),
         temperature=_number(raw, "temperature", 1.0, 0, 1e6),
@@ -68,13 +69,12 @@ def parse_sampling(raw: Any, vocab_size: int, default_max_new_tokens: int = 128)
         stop_token_ids=_ids("stop_token_ids", raw.get("stop_token_ids") or (), vocab_size),
         stop=tuple([stop] if isinstance(stop, str) else _list("stop", stop, str)),
         ignore_eos=bool(raw.get("ignore_eos", False)),
-        seed=None if seed is None else _number(raw, "sampling_seed", 0, -(2**63), 2**64 - 1, int),
         logit_bias=_bias(bias, vocab_size),
         skip_special_tokens=bool(raw.get("skip_special_tokens", True)),
     )
     if sampling.top_k == 0:
         raise RequestError("sampling_params.top_k = 0; allowed: -1 (all tokens) or 1 and more")
-    return sampling, _number(raw, "n", 1, 1, 1024, int)
+    return sampling, _seeds(raw.get("sampling_seed"), _number(raw, "n", 1, 1, 1024, int))
 
 
 def _number(raw: Mapping[str, Any], key: str, default: Any, low: float, high: float, kind: type = float) -> Any:
@@ -109,12 +109,18 @@ def _bias(raw: Any, vocab_size: int) -> dict[int, float]:
     return bias
 
 
-def seeds(sampling: Sampling, n: int) -> list[int]:
-    """One seed per response: the first is the request's own."""
-    if sampling.seed is None:
+def _seeds(raw: Any, n: int) -> list[int]:
+    """One seed per answer: those that are given; where it is one, the first answer's; without any, random ones."""
+    if raw is None:
         return [new_seed() for _ in range(n)]
-    first = sampling.seed % 2**64
-    return [first, *(derive_seed(first, i) for i in range(1, n))]
+    given = raw if isinstance(raw, list) else [raw]
+    low, high = -(2**63), 2**64 - 1
+    if not all(type(seed) is int and low <= seed <= high for seed in given):
+        raise RequestError(f"sampling_params.sampling_seed = {raw!r}; allowed: int from {low:g} to {high:g}, or a list of them")
+    if isinstance(raw, list) and len(given) != n:
+        raise RequestError(f"sampling_params.sampling_seed has {len(given)} seeds for n = {n} answers")
+    first = [seed % 2**64 for seed in given]
+    return first + [derive_seed(first[0], i) for i in range(len(first), n)]
 
 
 def finish_json(finish: Finish, n_tokens: int) -> dict[str, Any]:

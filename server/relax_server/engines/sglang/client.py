@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 
+SEEDED = '{"sampling_seeds": "per_request"}'
+"""A label by which a server says that it takes the seeds of requests (`inside/`)."""
+
 END = "|"
 """Ends the name of every request: SGLang aborts all whose names begin with the one it is given."""
 
@@ -28,8 +32,9 @@ class SglangEngine(HttpEngine):
     requests begin again from their tokens, with the new weights). After `pause("in_place")` they go on from their old keys
     and values, and the cached prefixes stay until `flush_cache`, which SGLang refuses while a request runs. Weights of
     another model are loaded as far as they fit, so their names and shapes are compared first. `ignore_eos` ignores
-    `stop_token_ids`, too; without a flag at its start a sampling seed is ignored and giving memory back frees nothing; these
-    are refused here.
+    `stop_token_ids`, too, and without a flag at its start giving memory back frees nothing; these are refused here. A server
+    that was started elsewhere, and without `--enable-deterministic-inference`, ignores sampling seeds; its answers then say
+    that they were not drawn from one (`Generation.seeded`).
 
     Args: as `HttpEngine`'s; `routed_shape` is needed where routed experts are asked for, as SGLang does not state it.
     """
@@ -47,15 +52,16 @@ class SglangEngine(HttpEngine):
         self._paused: PauseMode | None = None
         self._weights: WeightShapes | None = None
         self._settings: dict[str, Any] | None = None
+        self.deals_seeds = False
 
     async def generate(self, request: GenerateRequest, timeout: float) -> list[Generation]:
-        await self._check(request)
-        return await super().generate(request, timeout)
+        seeded = await self._check(request)
+        return [replace(answer, seeded=seeded) for answer in await super().generate(request, timeout)]
 
     async def stream(self, request: GenerateRequest, timeout: float) -> AsyncIterator[Generation]:
-        await self._check(request)
+        seeded = await self._check(request)
         async for part in super().stream(request, timeout):
-            yield part
+            yield replace(part, seeded=seeded)
 
     def _payload(self, request: GenerateRequest) -> dict[str, Any]:
         payload = super()._payload(request)
@@ -66,14 +72,14 @@ class SglangEngine(HttpEngine):
     async def abort(self, rid: str | None) -> None:
         await super().abort(None if rid is None else rid + END)
 
-    async def _check(self, request: GenerateRequest) -> None:
+    async def _check(self, request: GenerateRequest) -> bool:
+        """Refuse what SGLang does otherwise than asked; returns whether it takes a seed."""
         sampling = request.sampling
         if sampling.ignore_eos and sampling.stop_token_ids:
             raise EngineError(f"{self.url}: with ignore_eos SGLang ignores stop_token_ids, too; use one of them")
-        if sampling.sampling_seed is not None and not await self._started_with("enable_deterministic_inference"):
-            raise EngineError(
-                f"{self.url}: SGLang ignores sampling_seed unless it was started with --enable-deterministic-inference"
-            )
+        started = await self._started()
+        labels = started.get("extra_metric_labels") or {}
+        return bool(started.get("enable_deterministic_inference")) or "sampling_seeds" in labels
 
     async def _started(self) -> dict[str, Any]:
         """The settings that the server was started with."""

@@ -13,6 +13,7 @@ VERSION = "0.5.23"
 VENV = Venv("SGLang", "sglang", VERSION)
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 SHIM = Path(__file__).with_name("cpu_shim")
+INSIDE = Path(__file__).with_name("inside")
 
 _LOOK = """
 import importlib.metadata, importlib.util, json, sys

@@ -13,7 +13,8 @@ import relax_sdk
 import relax_server
 from relax_sdk.errors import ConfigError, EngineError
 from relax_server.engines.kept import KeptProcess, take_port
-from relax_server.engines.sglang.environment import SHIM, VENV, VERSION, SglangEnvironment, find_python, look
+from relax_server.engines.sglang.client import SEEDED
+from relax_server.engines.sglang.environment import INSIDE, SHIM, VENV, VERSION, SglangEnvironment, find_python, look
 from relax_server.engines.venv import clean_environment
 from relax_server.models.catalog import resolve_model
 from relax_server.models.layout import architecture
@@ -24,7 +25,6 @@ OMNI = "Qwen3OmniMoeThinkerForConditionalGeneration"
 CPU_FLAGS = {
     "--device": "cpu",
     "--attention-backend": "torch_native",
-    "--sampling-backend": "pytorch",
     "--mem-fraction-static": "0.5",
 }
 CPU_TOKENS = 65_536
@@ -147,6 +147,8 @@ class SglangProcess(KeptProcess):
         arguments = ["--model-path", str(model), "--host", self._host, "--port", str(port), "--dtype", self._dtype]
         arguments += ["--weight-version", str(self._version), "--max-running-requests", str(self._max_running)]
         arguments += ["--skip-server-warmup", "--sleep-on-idle"]
+        # Seeds are handed over by `inside/`; of the two samplers only this one takes them. The label is how clients know.
+        arguments += ["--sampling-backend", "pytorch", "--extra-metric-labels", SEEDED]
         tokens = self._max_total_tokens
         if not environment.cuda:
             arguments += [word for flag in CPU_FLAGS.items() for word in flag]
@@ -164,7 +166,7 @@ class SglangProcess(KeptProcess):
         return [*arguments, *self._flags]
 
     def _variables(self, environment: SglangEnvironment, omni: bool) -> dict[str, str]:
-        paths = [str(self._packages)] if omni else []
+        paths = [str(INSIDE), *([str(self._packages)] if omni else [])]
         variables = clean_environment() | {"HF_HUB_OFFLINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
         if not environment.cuda:
             threads = str(self._threads)
@@ -180,8 +182,7 @@ class SglangProcess(KeptProcess):
                 "RELAX_MEDIA_ROOT": str(self._media_root or ""),
                 "RELAX_FEATURES": str(self._features or ""),
             }
-        if paths:
-            variables["PYTHONPATH"] = os.pathsep.join(paths)
+        variables["PYTHONPATH"] = os.pathsep.join(paths)
         return variables | self._env
 
 

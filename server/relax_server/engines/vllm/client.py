@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 
 from relax_sdk.errors import EngineAborted, EngineError, EngineUnavailable
-from relax_sdk.trajectory import VersionSpan
+from relax_sdk.trajectory import VersionSpan, derive_seed
 from relax_server.engines.base import GenerateRequest, Generation, PauseMode
 from relax_server.engines.http import CONTROL_TIMEOUT, JSON, HttpEngine, events
 from relax_server.engines.weight_shapes import WeightShapes, read_shapes
@@ -55,8 +55,11 @@ class Ask:
         if not legs:
             return self.request
         ids = [id for leg in legs for id in leg.ids]
-        left = self.request.sampling.max_new_tokens - len(ids)
-        sampling = replace(self.request.sampling, max_new_tokens=left)
+        asked = self.request.sampling
+        seed = asked.sampling_seed
+        if seed is not None:  # the generator begins anew; with the same seed it would repeat the first leg's draws
+            seed = derive_seed(seed, len(ids)) % 2**31
+        sampling = replace(asked, max_new_tokens=asked.max_new_tokens - len(ids), sampling_seed=seed)
         return replace(self.request, input_ids=[*self.request.input_ids, *ids], sampling=sampling, n=1)
 
     def generation(self, legs: list[Leg]) -> Generation:
@@ -98,6 +101,7 @@ class VllmEngine(HttpEngine):
     def __init__(self, url: str, *, control_timeout: float = CONTROL_TIMEOUT) -> None:
         super().__init__(url, control_timeout=control_timeout)
         self._weights: WeightShapes | None = None
+        self.deals_seeds = False
         self._asks: set[Ask] = set()
         self._longest: int | None = None
         """Tokens of a prompt and its answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from relax_sdk.errors import EpisodeError
@@ -41,11 +42,15 @@ class MessagePolicy(Policy):
         if options.on_partial is not None:
             raise EpisodeError(f"{self._client.endpoint.url} is asked for whole answers only, not for streams of tokens")
         config, started = self._runner.context.config, time.monotonic()
-        sampling = self._runner.task.sampling_at(len(self._turns), config.max_tokens, options.sampling)
+        task, own = self._runner.task, options.sampling
+        sampling = task.sampling_at(len(self._turns), config.max_tokens, own)
+        if (own or task.sampling).sampling_seed is None:  # nobody asked for one, and not every server knows the word
+            sampling = replace(sampling, sampling_seed=None)
         tools = options.tools if options.tools is not None else self._runner.tools[0]
         message = await self._client.ask(messages, tools, sampling, config.turn_timeout)
         media = [item.ref for asked in messages for item in asked.media]
         turn = Turn([], [], [], finish_reason=message.finish_reason, media=media, engine=self._client.endpoint.url)
+        turn.sampling = sampling
         turn.seconds = time.monotonic() - started
         self._turns.append(turn)
         if options.shown is not None:

@@ -39,6 +39,8 @@ class Sampled:
     """URL of the engine."""
     seconds: float
     """Seconds that the engine took."""
+    sampling: SamplingParams | None = None
+    """As the engine was asked; None where no engine was."""
 
 
 class TokenPolicy(Policy):
@@ -93,7 +95,7 @@ class TokenPolicy(Policy):
         media = [self._media[item.ref.sha256] for item in prompt.media]
         sampled = await self.sample(prompt, tuple(item.item for item in media), room, options)
         refs = [item.ref for item in media]
-        turn = recorder.record(prompt, sampled.generation, refs, sampled.engine, sampled.seconds)
+        turn = recorder.record(prompt, sampled.generation, refs, sampled.engine, sampled.seconds, sampled.sampling)
         return Answer(recorder.answer(plan, prompt, turn, options.shown), turn, prompt.messages)
 
     async def keep(self, messages: Sequence[Message]) -> list[Message]:
@@ -195,7 +197,7 @@ class EnginePolicy(TokenPolicy):
         listener = Listener(options.on_partial) if options.on_partial is not None else None
         request = GenerateRequest(
             prompt.ids,
-            task.sampling_at(len(self.turns), room, options.sampling),
+            task.sampling_at(number, room, options.sampling),
             media,
             return_routed_experts=self._shared.routed_experts,
             alone=task.group_size == 1,
@@ -211,7 +213,7 @@ class EnginePolicy(TokenPolicy):
                 generation, engine = None, ""
             seconds = time.monotonic() - started
             if generation is not None and generation.finish_reason != "abort":
-                return Sampled(generation, engine, seconds)
+                return Sampled(generation, engine, seconds, request.sampling)
             aborts += 1
             left -= seconds + pause
             if left <= 0 or (listener is not None and listener.heard):
@@ -248,4 +250,4 @@ class SingleCall(TokenPolicy):
             generation, url = await self._pool.generate(request, self._timeout, self._key)
         finally:
             self._pool.release(self._key)
-        return Sampled(generation, url, time.monotonic() - started)
+        return Sampled(generation, url, time.monotonic() - started, options.sampling)

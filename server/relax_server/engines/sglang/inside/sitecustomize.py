@@ -1,0 +1,71 @@
+"""Lets SGLang 0.5.23 take each request's own `sampling_seed`; on PYTHONPATH of its process only.
+
+SGLang draws each token of a request from (seed, position), whatever else is in the batch, but hands the seeds to its sampler
+only under `--enable-deterministic-inference`, which takes other kernels, too, costs speed, and does not run on a CPU. Here the
+seeds are handed over without that. A request without a seed gets a random one.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import secrets
+import sys
+
+MODULE = "sglang.srt.sampling.sampling_batch_info"
+
+
+class _After(importlib.abc.MetaPathFinder):
+    """Runs an action on one module as soon as it has been imported."""
+
+    def __init__(self, name, action):
+        self.name, self.action = name, action
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            self.action(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _hand_over_seeds(module):
+    """Wrap the one place where the sampler's inputs are made of requests; later merging and filtering keep the seeds."""
+    import torch
+
+    info = module.SamplingBatchInfo
+    made = info.from_schedule_batch.__func__
+
+    def from_schedule_batch(cls, batch, *args, **kwargs):
+        out = made(cls, batch, *args, **kwargs)
+        if out.sampling_seed is None:
+            out.sampling_seed = torch.tensor([_seed(r.sampling_params) for r in batch.reqs], dtype=torch.int64).to(batch.device)
+        return out
+
+    info.from_schedule_batch = classmethod(from_schedule_batch)
+
+
+def _seed(params):
+    if params.sampling_seed is None:
+        params.sampling_seed = secrets.randbits(62)
+    return params.sampling_seed
+
+
+def _run_next():
+    """Run the `sitecustomize` that this one stands in front of."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    rest = [folder for folder in sys.path if os.path.abspath(folder) != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+sys.meta_path.insert(0, _After(MODULE, _hand_over_seeds))
+_run_next()
