@@ -213,6 +213,20 @@ async def test_n_answers_differ_and_each_is_right(served: Served):
         served.old.check(generation, [picture(4)])
 
 
+async def test_a_seed_gives_the_same_answer_whatever_else_is_in_the_batch(served: Served):
+    async def asked(content: Sequence[Media | str], seed: int | None, tokens: int = 24) -> list[int]:
+        request = served.request(content, max_new_tokens=tokens, sampling_seed=seed)
+        (answer,) = await served.engine.generate(request, TIMEOUT)
+        assert answer.seeded
+        return answer.response_ids
+
+    alone = [await asked(["say a number"], seed) for seed in (7, 8)]
+    assert alone[0] != alone[1]
+    others = (asked([picture(), f"request {i}"], None if i % 2 else i, 8 + 7 * i) for i in range(6))
+    among = await asyncio.gather(*others, *(asked(["say a number"], seed) for seed in (7, 8, 7, None)))
+    assert among[-4:-1] == [alone[0], alone[1], alone[0]] and among[-1] not in alone
+
+
 async def test_concurrent_requests_of_mixed_lengths_and_kinds(served: Served):
     rng = np.random.default_rng(7)
     cases: list[tuple[list[Media | str], int]] = []
