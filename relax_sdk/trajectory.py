@@ -48,7 +48,12 @@ class Turn:
     response_ids: list[int]
     """As sampled, end-of-turn token included when the model produced it."""
     response_logprobs: list[float]
-    """Natural log, one per response token, of the distribution that was sampled from."""
+    """Natural log, one per response token, of the distribution that was sampled from: after temperature, `top_k` and `top_p`.
+
+    So do the embedded engine and vLLM report them, and the trainer makes the same cut. SGLang reports them after temperature
+    but before the cut, so with it training under `top_k` or `top_p` is refused. Greedy tokens (temperature 0), which are not
+    trained on, have the logprob of temperature 1.
+    """
     weight_versions: list[VersionSpan] = field(default_factory=list)
     finish_reason: str = "stop"
     """`stop`, `length` or `abort`."""

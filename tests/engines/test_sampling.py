@@ -35,15 +35,19 @@ def test_banned_ids_are_never_sampled_however_likely():
     np.testing.assert_allclose(out.logprobs, rest.log_softmax(-1)[out.tokens], atol=1e-6)
 
 
-def test_top_k_and_top_p_cut_the_tail_but_not_the_logprob():
+def test_top_k_and_top_p_cut_the_tail_and_logprobs_are_of_what_is_left():
     logprobs = LOGITS.log_softmax(-1)
     k = draw(Sampling(top_k=2))
     assert set(k.tokens) == {0, 5}
-    np.testing.assert_allclose(k.logprobs, logprobs[k.tokens], atol=1e-6)
+    left = torch.full_like(LOGITS, -torch.inf)
+    left[[0, 5]] = LOGITS[[0, 5]]
+    np.testing.assert_allclose(k.logprobs, left.log_softmax(-1)[k.tokens], atol=1e-6)
     share = float(logprobs[5].exp() / (logprobs[5].exp() + logprobs[0].exp()))
     assert abs(frequencies(k.tokens)[5] - share) < 0.015
     p = float(logprobs.exp()[5]) + 1e-3  # just over the mass of the most likely token
-    assert set(draw(Sampling(top_p=p)).tokens) == {0, 5}
+    nucleus = draw(Sampling(top_p=p))
+    assert set(nucleus.tokens) == {0, 5}
+    np.testing.assert_allclose(nucleus.logprobs, left.log_softmax(-1)[nucleus.tokens], atol=1e-6)
 
 
 def test_greedy_reports_the_logprob_of_temperature_one():

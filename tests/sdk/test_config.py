@@ -154,6 +154,14 @@ def test_algorithms_that_do_not_fit_the_run(settings: dict, message: str) -> Non
         RunConfig("tone-v0", **settings)
 
 
+@pytest.mark.parametrize("sampling", [SamplingParams(top_p=0.9), SamplingParams(top_k=20)])
+def test_a_cut_whose_logprobs_the_engine_does_not_report_is_refused(sampling: SamplingParams) -> None:
+    with pytest.raises(ConfigError, match="before this cut"):
+        RunConfig("tone-v0", engine="sglang", sampling=sampling)
+    RunConfig("tone-v0", engine="vllm", sampling=sampling)
+    RunConfig("tone-v0", engine="embedded", sampling=sampling)
+
+
 def test_on_policy_data_need_no_correction() -> None:
     RunConfig("tone-v0", max_staleness=0, algorithm=AlgorithmConfig(old_logprobs="recompute", correction="none"))
 

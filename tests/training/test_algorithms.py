@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from relax_server.training import algorithms as rl
 
 from relax_sdk import ConfigError
-from relax_sdk.config import ALGORITHMS, AlgorithmConfig
+from relax_sdk.config import ALGORITHMS, AlgorithmConfig, SamplingParams
 
 SETTINGS = AlgorithmConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0, tis_clip=2.0)
 
@@ -93,7 +93,7 @@ def test_truncated_importance_weights():
 
 def test_banned_tokens_and_temperature():
     logits = torch.tensor([[1.0, 2.0, 50.0, 3.0]], requires_grad=True)
-    dist = rl.distribution(logits, torch.tensor([2]), temperature=2.0)
+    dist = rl.distribution(logits, torch.tensor([2]), SamplingParams(temperature=2.0))
     p = torch.softmax(torch.tensor([0.5, 1.0, 1.5]), 0)
     torch.testing.assert_close(dist.logprobs[0, [0, 1, 3]], p.log())
     assert dist.logprobs[0, 2].exp() == 0
@@ -101,6 +101,39 @@ def test_banned_tokens_and_temperature():
     (dist.entropy.sum() + dist.of(torch.tensor([0]), torch.tensor([1])).sum()).backward()
     assert torch.isfinite(logits.grad).all()
     assert logits.grad[0, 2] == 0
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.8, -1), (1.0, 3), (0.6, 4), (1e-6, -1)])
+def test_logprobs_are_those_that_the_engine_reports_under_top_p_and_top_k(top_p: float, top_k: int) -> None:
+    import numpy as np
+    from relax_server.engines.embedded.sampling import Sampling, sample
+
+    torch.manual_seed(0)
+    rows, banned = 64, torch.tensor([3, 7])
+    logits = 2 * torch.randn(rows, 40)
+    seeds, zeros = np.arange(rows, dtype=np.uint64), np.zeros(rows, np.uint64)
+    drawn = sample(logits.clone(), [Sampling(temperature=0.7, top_p=top_p, top_k=top_k)] * rows, seeds, zeros, banned)
+    dist = rl.distribution(logits, banned, SamplingParams(temperature=0.7, top_p=top_p, top_k=top_k))
+    ours = dist.of(torch.arange(rows), torch.tensor(drawn.tokens))
+    torch.testing.assert_close(ours, torch.tensor(drawn.logprobs), atol=1e-6, rtol=0)
+    torch.testing.assert_close(dist.logprobs.exp().sum(-1), torch.ones(rows))
+    assert (dist.entropy >= 0).all()
+
+
+def test_a_sampled_token_outside_the_cut_has_a_finite_logprob_and_a_gradient():
+    logits = torch.tensor([3.0, 2.0, 1.0, -1.0]).log_softmax(-1)[None].requires_grad_()
+    dist = rl.distribution(logits, torch.zeros(0, dtype=torch.long), SamplingParams(top_k=2))
+    outside = dist.of(torch.tensor([0, 0]), torch.tensor([2, 0]))
+    p = logits[0].detach().exp()
+    expected = torch.stack([(p[2] / (p[0] + p[1] + p[2])).log(), (p[0] / (p[0] + p[1])).log()])
+    torch.testing.assert_close(outside, expected)
+    (gradient,) = torch.autograd.grad(outside[0], logits, retain_graph=True)
+    q = p[:3] / p[:3].sum()
+    torch.testing.assert_close(gradient[0], torch.tensor([-q[0], -q[1], 1 - q[2], 0.0]))
+    (entropy,) = torch.autograd.grad(
+        rl.distribution(logits, torch.zeros(0, dtype=torch.long), SamplingParams(top_k=2)).entropy, logits
+    )
+    assert torch.isfinite(entropy).all()
 
 
 @pytest.mark.parametrize("name", ["k2", "k3"])

@@ -22,6 +22,7 @@ from training_data import (
 )
 
 from relax_sdk import ConfigError, TokenError
+from relax_sdk.config import SamplingParams
 from relax_sdk.errors import TrainingError
 from relax_sdk.trajectory import Group
 
@@ -38,7 +39,7 @@ def step_with_torch(settings: dict[str, Any], temperature: float) -> dict[str, f
     from relax_server.training.algorithms import grpo
     from transformers import AutoModelForCausalLM
 
-    policy = make_policy(TEXT, temperature=temperature, eps=1e-3, token_budget=100, **settings)
+    policy = make_policy(TEXT, sampling=SamplingParams(temperature=temperature), eps=1e-3, token_budget=100, **settings)
     reference = AutoModelForCausalLM.from_pretrained(policy.model_path)
     groups = letter_groups(policy.processor, version=3)
     groups[0].trajectories[0].turns = []  # failed before its first token: its reward still counts
@@ -415,7 +416,7 @@ def test_settings_that_cannot_be(worker):
 
 
 def make_policy_at_zero() -> None:
-    make_policy(TEXT, temperature=0.0)
+    make_policy(TEXT, sampling=SamplingParams(temperature=0.0))
 
 
 def make_policy_replaying_text() -> None:

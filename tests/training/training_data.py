@@ -13,7 +13,7 @@ from relax_server.models.hf_inputs import hf_inputs
 from relax_server.models.processor import MediaFeatures, Processor
 
 from relax_sdk import Audio, Image, Message, Text, Video
-from relax_sdk.config import AlgorithmConfig, OptimizerConfig, TrainingConfig
+from relax_sdk.config import AlgorithmConfig, OptimizerConfig, SamplingParams, TrainingConfig
 from relax_sdk.media import Media, MediaRef
 from relax_sdk.trajectory import Group, Sample, Status, Trajectory, Turn, VersionSpan
 
@@ -194,7 +194,12 @@ def hf_omni_logits(model: Any, ids: Sequence[int], features: Sequence[MediaFeatu
 
 
 def make_policy(
-    name: str | Path, *, total_steps: int = 100, temperature: float = 1.0, own_reference: bool = True, **settings: Any
+    name: str | Path,
+    *,
+    total_steps: int = 100,
+    sampling: SamplingParams | None = None,
+    own_reference: bool = True,
+    **settings: Any,
 ) -> Any:
     """A policy; `settings` go to the configuration that has a field of the name."""
     from relax_server.training.policy import Policy
@@ -205,7 +210,7 @@ def make_policy(
         for key, cls in configs.items()
     }
     path = name if isinstance(name, Path) else resolve_model(name)
-    return Policy(path, total_steps=total_steps, seed=0, temperature=temperature, own_reference=own_reference, **parts)
+    return Policy(path, total_steps=total_steps, seed=0, sampling=sampling, own_reference=own_reference, **parts)
 
 
 def parameters(policy: Any) -> dict[str, np.ndarray]:

@@ -85,7 +85,7 @@ class PolicyRole:
             optimizer=config.optimizer,
             training=config.training,
             total_steps=config.steps,
-            temperature=config.sampling.temperature,
+            sampling=config.sampling,
             seed=config.seed,
             features=first.features,
             own_reference=REFERENCE_ROLE not in field_roles(config),

@@ -25,7 +25,7 @@ def run_reference(channel: Outlet, inbox: queue.SimpleQueue[Any], first: StartFi
         reference_weights(first),
         training=config.training,
         seed=config.seed,
-        temperature=config.sampling.temperature,
+        sampling=config.sampling,
         features=first.features,
     )
     serve_field(

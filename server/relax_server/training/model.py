@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relax_sdk.config import TrainingConfig
+from relax_sdk.config import SamplingParams, TrainingConfig
 from relax_sdk.errors import ConfigError
 from relax_sdk.trajectory import Group, Sample
 from relax_server.models.processor import Processor
@@ -34,7 +34,7 @@ class Model:
         training: token budget, sharing, precision, threads.
         seed: of torch's generators.
         features: folder in shared memory where media features are exchanged with other processes.
-        temperature: that tokens are sampled with; logits are divided by it before every softmax.
+        sampling: how tokens are sampled: logits are divided by its temperature, and cut by its `top_p` and `top_k`, alike.
 
     Raises:
         ConfigError: the model cannot be had in Megatron, or a setting does not fit it.
@@ -46,15 +46,16 @@ class Model:
         *,
         training: TrainingConfig,
         seed: int,
-        temperature: float = 1.0,
+        sampling: SamplingParams | None = None,
         features: Path | None = None,
     ) -> None:
-        if temperature <= 0:
-            raise ConfigError(f"temperature = {temperature}; allowed: above 0 (greedy samples cannot be trained on)")
+        self.sampling = sampling = sampling if sampling is not None else SamplingParams()
+        if sampling.temperature <= 0:
+            raise ConfigError(f"temperature = {sampling.temperature}; allowed: above 0 (greedy samples cannot be trained on)")
         torch.set_num_threads(training.threads)
         parallel.initialize(seed=seed)
         self.model_path = Path(model_path)
-        self.training, self.temperature = training, temperature
+        self.training = training
         self.processor = Processor.load(self.model_path, features)
         self.device = parallel.device()
         self._dtype = torch.bfloat16 if training.dtype == "bfloat16" else torch.float32
@@ -118,7 +119,7 @@ class Model:
             advantage=self._tensor(nothing if advantages is None else advantages),
             scale=self._tensor(nothing if scale is None else scale),
             banned=self._banned,
-            temperature=self.temperature,
+            sampling=self.sampling,
         )
 
     def _tensor(self, array: np.ndarray) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relax_sdk.config import AlgorithmConfig
+from relax_sdk.config import AlgorithmConfig, SamplingParams
 from relax_server.training import algorithms
 from relax_server.training.forest import Forest
 
@@ -34,12 +34,13 @@ class Targets:
     """float32 [n], of the frozen reference."""
     banned: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     """int64 [b]."""
-    temperature: float = 1.0
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """`temperature`, `top_p` and `top_k` that the tokens were sampled with."""
 
 
 def token_logprobs(logits: Tensor, forest: Forest, targets: Targets) -> Tensor:
     """Log probabilities of a forest's trained tokens, [n of the forest]."""
-    of = algorithms.distribution(logits, targets.banned, targets.temperature).of
+    of = algorithms.distribution(logits, targets.banned, targets.sampling).of
     return of(_to(forest.row, logits), targets.token[_to(forest.entry, logits)])
 
 
@@ -66,7 +67,7 @@ def policy_objective(config: AlgorithmConfig) -> Callable[[Tensor, Forest, Targe
 
     def objective(logits: Tensor, forest: Forest, targets: Targets) -> LossSum:
         row, entry = _to(forest.row, logits), _to(forest.entry, logits)
-        dist = algorithms.distribution(logits, targets.banned, targets.temperature)
+        dist = algorithms.distribution(logits, targets.banned, targets.sampling)
         logprobs, engine = dist.of(row, targets.token[entry]), targets.engine[entry]
         now, scale = logprobs.detach(), targets.scale[entry]
         old = proximal(logprobs, engine, _entries(targets.recomputed, entry))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relax_sdk.config import AlgorithmConfig, OptimizerConfig, TrainingConfig
+from relax_sdk.config import AlgorithmConfig, OptimizerConfig, SamplingParams, TrainingConfig
 from relax_sdk.errors import TrainingError
 from relax_sdk.trajectory import Group, Sample
 from relax_server.training.algorithms import find
@@ -42,7 +42,7 @@ class Policy(Model):
         total_steps: of the run, for the schedule.
         seed: of torch's generators.
         features: folder in shared memory where media features are exchanged with other processes.
-        temperature: that tokens are sampled with; logits are divided by it before every softmax.
+        sampling: how tokens are sampled: logits are divided by its temperature, and cut by its `top_p` and `top_k`, alike.
         own_reference: False keeps no reference: its logprobs are given to every step that needs them.
 
     Raises:
@@ -58,11 +58,11 @@ class Policy(Model):
         training: TrainingConfig,
         total_steps: int,
         seed: int,
-        temperature: float = 1.0,
+        sampling: SamplingParams | None = None,
         features: Path | None = None,
         own_reference: bool = True,
     ) -> None:
-        super().__init__(model_path, training=training, seed=seed, temperature=temperature, features=features)
+        super().__init__(model_path, training=training, seed=seed, sampling=sampling, features=features)
         self.algorithm, self.optimizer, self.total_steps = algorithm, optimizer, total_steps
         self.schedule = Schedule.of(optimizer, total_steps)
         self.step = 0
@@ -184,7 +184,7 @@ class Policy(Model):
             "algorithm": dataclasses.asdict(self.algorithm),
             "optimizer": {k: v for k, v in dataclasses.asdict(self.optimizer).items() if k not in MAY_CHANGE},
             "training": {"dtype": self.training.dtype, "replay_routes": self.training.replay_routes},
-            "temperature": self.temperature,
+            "sampling": {name: getattr(self.sampling, name) for name in ("temperature", "top_p", "top_k")},
         }
 
     def save(self, folder_: Path, meta: dict[str, Any]) -> None:

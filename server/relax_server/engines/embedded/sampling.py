@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from relax_server.models.nucleus import kept
+
+NEVER = -9999.0
+"""Reported as the logprob of an alternative that cannot be sampled, as the OpenAI API does; JSON has no infinity."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -60,8 +65,9 @@ def sample(
 ) -> Sampled:
     """Sample one token per row.
 
-    The logprob is that of softmax((logits + bias) / temperature) with banned ids at -inf, before top-k and top-p cut it;
-    at temperature 0 the most likely token is taken and its logprob is that of temperature 1.
+    The logprob is that of the distribution that is sampled from: softmax((logits + bias) / temperature) with banned ids at
+    -inf, cut by top-k and top-p and divided by what is left. At temperature 0 the most likely token is taken, and its logprob
+    is that of temperature 1 without a cut.
 
     Args:
         logits: float32 [rows, vocabulary]; changed.
@@ -85,7 +91,9 @@ def sample(
     probs = logprobs.exp()
     cut = [i for i, p in enumerate(params) if not greedy[i] and (p.top_p < 1 or 0 < p.top_k < logits.shape[1])]
     if cut:
-        probs[cut] = _truncate(probs[cut], [params[i] for i in cut])
+        inside = _kept(probs[cut], [params[i] for i in cut])
+        probs[cut] = probs[cut].masked_fill(~inside, 0)
+        logprobs[cut] = logprobs[cut].masked_fill(~inside, -torch.inf).log_softmax(-1)
     cdf = probs.cumsum(-1)
     total = cdf[:, -1:]
     if not bool(torch.isfinite(total).all()):
@@ -99,21 +107,15 @@ def sample(
     return Sampled(tokens[:, 0].tolist(), chosen.tolist(), _top(logprobs, params))
 
 
-def _truncate(probs: torch.Tensor, params: Sequence[Sampling]) -> torch.Tensor:
-    """Zero what is outside the `top_k` most likely tokens and then outside the smallest set with mass `top_p`."""
-    size = probs.shape[1]
-    values, order = probs.sort(-1, descending=True)
-    k = torch.tensor([p.top_k if p.top_k > 0 else size for p in params])[:, None]
-    values = values.masked_fill(torch.arange(size) >= k, 0)
-    p = torch.tensor([p.top_p for p in params], dtype=values.dtype)[:, None] * values.sum(-1, keepdim=True)
-    values = values.masked_fill(values.cumsum(-1) - values >= p, 0)
-    return torch.zeros_like(probs).scatter_(1, order, values)
+def _kept(probs: torch.Tensor, params: Sequence[Sampling]) -> torch.Tensor:
+    k = torch.tensor([p.top_k if p.top_k > 0 else probs.shape[1] for p in params])[:, None]
+    return kept(probs, k, torch.tensor([p.top_p for p in params], dtype=probs.dtype)[:, None])
 
 
 def _top(logprobs: torch.Tensor, params: Sequence[Sampling]) -> list[list[tuple[float, int]]] | None:
     most = max(p.top_logprobs for p in params)
     if not most:
         return None
-    values, ids = logprobs.topk(min(most, logprobs.shape[1]), -1)
+    values, ids = logprobs.clamp(min=NEVER).topk(min(most, logprobs.shape[1]), -1)
     rows = zip(values.tolist(), ids.tolist(), params, strict=True)
     return [list(zip(v, i, strict=True))[: p.top_logprobs] for v, i, p in rows]

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from relax_sdk.config import SamplingParams
+from relax_server.models.nucleus import kept
+
 NEVER = -1e30
 """The logit of a banned token: its probability is exactly 0, and 0 times it is still a number."""
 
@@ -17,6 +20,9 @@ class Distribution:
 
     logprobs: Tensor
     """float32 [r, v]."""
+    cut: Tensor | None = None
+    """float32 [r, v], log(p / share) of tokens outside top-k and top-p, where the tokens inside have this share of the mass;
+    None without a cut."""
 
     @property
     def entropy(self) -> Tensor:
@@ -24,21 +30,43 @@ class Distribution:
         return -(self.logprobs.exp() * self.logprobs).sum(-1)
 
     def of(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """log p of tokens: int64 [n], int64 [n] -> [n]."""
-        return self.logprobs[rows, tokens]
+        """log p of tokens: int64 [n], int64 [n] -> [n].
+
+        A token that was sampled although it is outside the cut, as the weights were others then or as rounding moved the
+        border, counts as if it were inside: log p = log(q / (1 + q)), with q its probability relative to the tokens inside.
+        """
+        inside = self.logprobs[rows, tokens]
+        if self.cut is None:
+            return inside
+        outside = self.cut[rows, tokens]
+        return torch.where(inside > NEVER / 2, inside, outside - torch.log1p(outside.exp()))
 
 
-def distribution(logits: Tensor, banned: Tensor, temperature: float = 1.0) -> Distribution:
-    """log softmax(logits / temperature), without the banned tokens.
+def distribution(logits: Tensor, banned: Tensor, sampling: SamplingParams) -> Distribution:
+    """log softmax(logits / temperature), without the banned tokens and those that top-k and top-p cut off.
+
+    The cut is made by the same rule as in the engine, from these logits, and has no gradient itself.
 
     Args:
         logits: [r, v].
         banned: int64 [b], tokens that are never sampled.
-        temperature: above 0.
+        sampling: its `temperature`, above 0, `top_p` and `top_k` are used.
     """
     logits = logits.float()
-    if temperature != 1.0:
-        logits = logits / temperature
+    if sampling.temperature != 1.0:
+        logits = logits / sampling.temperature
     if len(banned):
         logits = logits.index_fill(1, banned, NEVER)
-    return Distribution(torch.log_softmax(logits, -1))
+    whole = torch.log_softmax(logits, -1)
+    if not is_cut(sampling):
+        return Distribution(whole)
+    rows, size = whole.shape
+    k = torch.full((rows, 1), sampling.top_k if sampling.top_k > 0 else size, device=whole.device)
+    inside = kept(whole.detach().exp(), k, torch.full((rows, 1), sampling.top_p, device=whole.device))
+    share = torch.logsumexp(whole.masked_fill(~inside, NEVER), -1, keepdim=True)
+    return Distribution((whole - share).masked_fill(~inside, NEVER), whole - share)
+
+
+def is_cut(sampling: SamplingParams) -> bool:
+    """Whether top-k or top-p cut tokens off."""
+    return sampling.top_p < 1 or sampling.top_k > 0
