@@ -1,7 +1,7 @@
 """Do engine, trainer and transformers mean the same distribution? Largest and mean difference of logprobs in fp32.
 
-Samples are drawn by the embedded engine over HTTP, for every modality, in one turn and in three; the trainer (Megatron, packed
-forests) and transformers (one plain forward a sample) then say what they think of the very same tokens.
+Samples are drawn by the embedded engine over HTTP, for every modality, in one turn and in three, and with top-p and top-k; the
+trainer (Megatron, packed forests) and transformers (one plain forward a sample) then say what they think of these very tokens.
 
     python -m benchmarks.parity [--tokens 32] [--samples 8]
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ from relax_sdk.media import Media, MediaRef, MediaStore
 from relax_sdk.trajectory import Trajectory
 
 CONTENTS = {"text": "", "image": "i", "audio": "a", "video": "v", "mixed": "iav"}
+
+CUT = relax.SamplingParams(top_p=0.9, top_k=40)
+"""The case in which engine, trainer and reference cut the distribution."""
 
 
 def sharpen(folder: Path, seed: int, scale: float = 1.4) -> Path:
@@ -62,13 +66,18 @@ def part(kind: str, rng: np.random.Generator) -> relax.Image | relax.Audio | rel
 
 
 async def play(
-    engine: HttpEngine, processor: Processor, store: MediaStore, kinds: str, turns: int, tokens: int, seed: int
+    engine: HttpEngine,
+    processor: Processor,
+    store: MediaStore,
+    kinds: str,
+    turns: int,
+    sampling: relax.SamplingParams,
+    seed: int,
 ) -> Trajectory:
     """One conversation, sampled by the engine and recorded token by token."""
     rng = np.random.default_rng(seed)
     recorder = TokenRecorder(Renderer(processor))
     messages: list[relax.Message] = []
-    sampling = relax.SamplingParams(max_new_tokens=tokens, ignore_eos=True)
     for turn in range(turns):
         shown: list[Any] = [part(kind, rng) for kind in kinds]
         messages.append(relax.Message("user", (*shown, relax.Text(f"question {turn}, go on"))))
@@ -87,8 +96,10 @@ def features(processor: Processor, store: MediaStore, media: Media) -> Any:
     return processor.features(store.get(media.ref), media.ref.sha256, media.ref.kind)
 
 
-def hf_logprobs(model: Any, processor: Processor, sample: relax.Sample, store: MediaStore) -> np.ndarray:
-    """Of the mask-1 tokens, by one plain transformers forward over the whole sample."""
+def hf_logprobs(
+    model: Any, processor: Processor, sample: relax.Sample, store: MediaStore, sampling: relax.SamplingParams
+) -> np.ndarray:
+    """Of the mask-1 tokens, by one plain transformers forward over the whole sample, cut by transformers' own warpers."""
     import torch
 
     items = [processor.features(store.get(ref), ref.sha256, ref.kind) for ref in sample.media]
@@ -99,8 +110,17 @@ def hf_logprobs(model: Any, processor: Processor, sample: relax.Sample, store: M
             model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **hf_inputs(items)).logits[0].float()
         )
     logits[:, list(processor.banned_ids)] = -torch.inf
+    for warp in warpers(sampling):
+        logits = warp(ids, logits)
     logprobs = torch.log_softmax(logits[:-1], -1).gather(1, ids[0, 1:, None])[:, 0].numpy()
     return logprobs[np.asarray(sample.loss_mask[1:], bool)]
+
+
+def warpers(sampling: relax.SamplingParams) -> list[Any]:
+    """What transformers cuts a distribution with."""
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+    return [TopKLogitsWarper(sampling.top_k), TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else []
 
 
 async def sample_all(folder: Path, store: MediaStore, args: argparse.Namespace) -> dict[tuple[str, int], list[Trajectory]]:
@@ -110,10 +130,13 @@ async def sample_all(folder: Path, store: MediaStore, args: argparse.Namespace) 
     engine = HttpEngine(process.url, store.root)
     try:
         out = {}
-        for turns in (1, 3):
-            for name, kinds in CONTENTS.items():
-                plays = [play(engine, processor, store, kinds, turns, args.tokens, seed) for seed in range(args.samples)]
-                out[name, turns] = list(await asyncio.gather(*plays))
+        whole = relax.SamplingParams()
+        cases = [(name, kinds, turns, whole) for turns in (1, 3) for name, kinds in CONTENTS.items()]
+        cases += [(f"{name}, top-p", CONTENTS[name], 3, CUT) for name in ("text", "mixed")]
+        for name, kinds, turns, cut in cases:
+            sampling = dataclasses.replace(cut, max_new_tokens=args.tokens, ignore_eos=True)
+            plays = [play(engine, processor, store, kinds, turns, sampling, seed) for seed in range(args.samples)]
+            out[name, turns] = list(await asyncio.gather(*plays))
         return out
     finally:
         await engine.close()
@@ -135,7 +158,8 @@ def main() -> None:
         torch.set_num_threads(1)
         processor, model = Processor.load(folder), Model.from_pretrained(folder, dtype=torch.float32).eval()
         samples = {key: [s for t in ts for s in t.samples()] for key, ts in played.items()}
-        reference = {key: [hf_logprobs(model, processor, s, store) for s in ss] for key, ss in samples.items()}
+        cut = {key: CUT if "top-p" in key[0] else relax.SamplingParams() for key in samples}
+        reference = {key: [hf_logprobs(model, processor, s, store, cut[key]) for s in ss] for key, ss in samples.items()}
 
         from relax_server.training.policy import Policy  # patches torch for this process: after transformers has run
 
@@ -143,6 +167,7 @@ def main() -> None:
             algorithm=relax.AlgorithmConfig(), optimizer=relax.OptimizerConfig(), training=relax.TrainingConfig()
         )
         policy = Policy(folder, total_steps=1, seed=0, **configs)
+        cutting = Policy(folder, total_steps=1, seed=0, sampling=CUT, **configs)
 
         def media(ref: MediaRef) -> bytes:
             return store.get(ref)
@@ -150,7 +175,8 @@ def main() -> None:
         rows: list[dict[str, Any]] = []
         for (name, turns), ss in samples.items():
             engine = np.concatenate([np.asarray(s.logprobs)[np.asarray(s.loss_mask, bool)] for s in ss])
-            trainer = np.concatenate(policy.logprobs(ss, media))
+            says = cutting if cut[name, turns] is CUT else policy
+            trainer = np.concatenate(says.logprobs(ss, media))
             hf = np.concatenate(reference[name, turns])
             rows.append(
                 {
