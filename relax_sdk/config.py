@@ -239,7 +239,8 @@ class TrainingConfig:
     share_prompts: bool = True
     """Compute shared prefixes of a group once."""
     replay_routes: bool = False
-    """R3: replay the experts that the engine chose."""
+    """R3 (arXiv 2510.11370): send each token to the experts that the engine chose for it; for mixtures of experts only. The
+    frozen reference of `kl_coef` takes routes of its own."""
     recompute: bool = False
     """Activation recomputation."""
     dtype: Literal["float32", "bfloat16"] = "float32"

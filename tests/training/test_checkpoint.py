@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +98,93 @@ def damage(folder: Path, how: str) -> None:
     elif how == "cut data":
         data = max((folder / "c").glob("*.distcp"), key=lambda f: f.stat().st_size)
         data.write_bytes(data.read_bytes()[:1000])
+    elif how in ("one bit", "no data"):
+        data = max((folder / "c").glob("*.distcp"), key=lambda f: f.stat().st_size)
+        contents = bytearray(data.read_bytes())
+        contents[len(contents) // 2] ^= 1
+        data.unlink() if how == "no data" else data.write_bytes(contents)
     elif how == "missing":
         policy.load(folder / "nowhere")
     policy.load(folder / "c")
 
 
-@pytest.mark.parametrize("how", ["no header", "half a header", "another format", "cut data", "missing"])
-def test_damaged_checkpoints_are_refused(worker, tmp_path, how):
-    with pytest.raises(CheckpointError):
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("no header", r"not a checkpoint .*relax\.json"),
+        ("half a header", r"relax\.json is damaged"),
+        ("another format", "format 99"),
+        ("cut data", r"damaged: \S+\.distcp has 1000 bytes, \d+ were written"),
+        ("one bit", r"damaged: \S+\.distcp has other contents"),
+        ("no data", r"damaged: \S+\.distcp is missing"),
+        ("missing", "not a checkpoint"),
+    ],
+)
+def test_damaged_checkpoints_are_refused(worker, tmp_path, how, message):
+    with pytest.raises(CheckpointError, match=message):
         worker.run(damage, tmp_path, how)
+
+
+def refused_by_the_machine(folder: Path, how: str) -> tuple[str, str, bool]:
+    """A checkpoint that is whole, and a machine that cannot load or save it: the error, and whether it loads afterwards."""
+    import errno
+    import resource
+
+    import torch
+    from megatron.core import dist_checkpointing
+    from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
+
+    policy = make_policy(TEXT)
+    policy.save(folder / "c", {})
+    raised: dict[str, BaseException] = {
+        "no memory": MemoryError("allocation failed"),
+        "no device memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        "no host memory": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        "a failing disk": OSError(errno.EIO, "Input/output error"),
+        "in another rank": CheckpointException("load", {1: _wrap_exception(MemoryError("allocation failed"))}),
+    }
+    original = dist_checkpointing.load
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise raised[how]
+
+    limits = {"too many files": (resource.RLIMIT_NOFILE, 8), "a full disk": (resource.RLIMIT_FSIZE, 10_000)}
+    limit, value = limits.get(how, (resource.RLIMIT_NOFILE, 0))
+    soft, hard = resource.getrlimit(limit)
+    if how in limits:
+        resource.setrlimit(limit, (value, hard))
+    else:
+        dist_checkpointing.load = refuse
+    try:
+        policy.save(folder / "d", {}) if how == "a full disk" else policy.load(folder / "c")
+    except Exception as error:
+        kind, message = type(error).__name__, str(error)
+    else:
+        kind, message = "", ""
+    finally:
+        resource.setrlimit(limit, (soft, hard))
+        dist_checkpointing.load = original
+    policy.load(folder / "c")
+    return kind, message, (folder / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("no memory", "MemoryError"),
+        ("no device memory", "OutOfMemoryError: CUDA"),
+        ("no host memory", "can't allocate memory"),
+        ("a failing disk", "Input/output error"),
+        ("in another rank", "MemoryError: allocation failed"),
+        ("too many files", "Too many open files"),
+        ("a full disk", r"cannot be written now .*\d MB are free there"),
+    ],
+)
+def test_a_machine_that_refuses_is_not_called_damage(worker, tmp_path, how, message):
+    kind, said, half = worker.run(refused_by_the_machine, tmp_path, how)
+    assert kind == "TrainingError"
+    assert re.search(message, said) and "damaged" not in said
+    assert not half
 
 
 def save_twice(folder: Path) -> dict[str, Any]:
@@ -137,7 +216,7 @@ def test_a_checkpoint_is_replaced_whole(worker, tmp_path):
     got = worker.run(save_twice, tmp_path)
     assert got["header"] == (7, {"n": 2})
     assert "cannot be written" in got["failed"]
-    assert got["names"] == [".d.partial", "c"]
+    assert got["names"] == ["c"]
     assert got["children"] == 0
 
 

@@ -300,3 +300,34 @@ def test_recomputed_layers_have_the_same_gradients(worker):
         assert np.abs(gradient - again[name]).max() <= 1e-6 * scale, name
     visual = [name for name in plain if name.startswith("visual.merger_list")]
     assert any(np.abs(plain[name]).max() > 0 for name in visual), "DeepStack's features have gradients"
+
+
+# ------------------------------------------------------------------------------------------------------- the reference
+
+
+def reference_with_routes() -> dict[str, Any]:
+    """A first step whose recorded routes are not those that the model would take, with a reference here and in a role."""
+    from relax_server.training.fields import Given, advantages_field
+    from relax_server.training.model import Model
+
+    settings: dict[str, Any] = dict(replay_routes=True, kl_coef=0.03)
+    own, given, plain = (make_policy(OMNI, **s) for s in (settings, settings | {"own_reference": False}, {}))
+    groups = routed_groups(own.processor, 0)
+    samples = [sample for group in groups for t in group.trajectories for sample in t.samples()]
+    expected = np.concatenate(plain.logprobs(samples, read))
+    role = Model(own.model_path, training=own.training, seed=0)
+    fields = role.group_logprobs(groups, read)
+    advantages = [advantages_field(g, own.algorithm) for g in groups]
+    return {
+        "role": float(np.abs(np.concatenate(fields) - expected).max()),
+        "own": own.train_step(groups, read, 0),
+        "given": given.train_step(groups, read, 0, Given(advantages, fields)),
+    }
+
+
+def test_the_reference_takes_routes_of_its_own(worker):
+    got = worker.run(reference_with_routes)
+    assert got["role"] < 1e-6
+    assert got["own"]["kl"] > 1e-6, "the weights are equal, the routes are not"
+    for name in ("kl", "loss", "grad_norm"):
+        assert got["own"][name] == pytest.approx(got["given"][name], rel=1e-4), name

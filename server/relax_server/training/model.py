@@ -23,7 +23,6 @@ from relax_server.training.megatron.build import Loaded, load_model
 from relax_server.training.megatron.micro_batch import MicroBatch
 from relax_server.training.megatron.trainer import forward
 from relax_server.training.objective import Targets, token_logprobs
-from relax_server.training.routes import sample_routes
 
 
 class Model:
@@ -64,20 +63,19 @@ class Model:
         if training.replay_routes and not any(self._loaded.model.moe_layers):
             raise ConfigError("TrainingConfig.replay_routes = True, but the model has no mixture of experts")
 
-    def logprobs(
-        self, samples: Sequence[Sample], media: ReadMedia, routes: Sequence[np.ndarray | None] = ()
-    ) -> list[np.ndarray]:
+    def logprobs(self, samples: Sequence[Sample], media: ReadMedia) -> list[np.ndarray]:
         """Log probabilities under the current weights, float32, one array per sample with one number per mask-1 token.
+
+        A mixture of experts chooses its experts itself; routes that an engine has recorded are for training only.
 
         Args:
             samples: at least one.
             media: reads the bytes of a media item.
-            routes: per sample, for route replay.
 
         Raises:
             TokenError: tokens and media do not fit together.
         """
-        batch = make_batch(samples, self.processor, read_features(samples, self.processor, media), routes)
+        batch = make_batch(samples, self.processor, read_features(samples, self.processor, media))
         targets = self._targets(batch)
         forests = pack(batch, self.training.token_budget, self.training.share_prompts)
         flat = self._forward(forests, targets).cpu().numpy()
@@ -85,17 +83,16 @@ class Model:
         return np.split(flat, cuts)
 
     def group_logprobs(self, groups: Sequence[Group], media: ReadMedia) -> list[np.ndarray]:
-        """Per group the field `ref_log_probs`, see `training.fields`.
+        """Per group the field `ref_log_probs`, see `training.fields`; a mixture of experts chooses its experts itself.
 
         Raises:
             TokenError: tokens and media do not fit together.
         """
-        samples = [(index, t, s) for index, group in enumerate(groups) for t in group.trajectories for s in t.samples()]
+        samples = [(index, s) for index, group in enumerate(groups) for t in group.trajectories for s in t.samples()]
         parts: list[list[np.ndarray]] = [[np.zeros(0, np.float32)] for _ in groups]
         if samples:
-            routes = [sample_routes(t, s) for _, t, s in samples] if self.training.replay_routes else []
-            found = self.logprobs([s for _, _, s in samples], media, routes)
-            for (index, _, _), values in zip(samples, found, strict=True):
+            found = self.logprobs([sample for _, sample in samples], media)
+            for (index, _), values in zip(samples, found, strict=True):
                 parts[index].append(values)
         return [np.concatenate(part) for part in parts]
 

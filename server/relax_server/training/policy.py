@@ -256,7 +256,8 @@ class Policy(Model):
         if self._reference:
             self._swap_reference()
             try:
-                return dataclasses.replace(targets, reference=self._forward(mine, targets))
+                unrouted = [dataclasses.replace(forest, routes=None) for forest in mine]  # a reference has routes of its own
+                return dataclasses.replace(targets, reference=self._forward(unrouted, targets))
             finally:
                 self._swap_reference()
         if self.algorithm.kl_coef:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import hashlib
 import json
 import os
-import queue
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as torch_checkpoint
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.strategies import torch as torch_dist
+from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
-from relax_sdk.errors import CheckpointError
+from relax_sdk.errors import CheckpointError, TrainingError
 from relax_server.training.megatron.trainer import MegatronTrainer
 
-FORMAT = 1
+FORMAT = 2
 HEADER = "relax.json"
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+"""A file with one of these errors is not there; any other error says that it cannot be read or written now."""
 
 
 def differences(ours: Any, theirs: Any, at: str = "") -> list[str]:
@@ -40,33 +44,29 @@ def _plain(data: Any) -> Any:
     return json.loads(json.dumps(data))
 
 
-@contextlib.contextmanager
-def _write_in_this_process() -> Iterator[None]:
-    """Megatron forks writers and keeps a server process for their results, which outlives a killed trainer, and it waits
-    without limit for writers that died. A synchronous save needs neither."""
-    writer: Any = filesystem_async.FileSystemWriterAsync
-    name = "write_preloaded_data_multiproc"
-    original = writer.__dict__[name]
+class SaveInThisProcess(SaveShardedStrategy):
+    """Megatron's format `torch_dist`, written by torch itself.
 
-    def write(transforms: Any, use_msc: bool, rank: int, buckets: list[Any], results: Any) -> None:
-        done: dict[int, Any] = {}
-        for i, bucket in enumerate(buckets):
-            local, count = queue.Queue(), queue.Queue()
-            count.put(i)
-            writer.write_preloaded_data(transforms, i, bucket, local, count, True)
-            _, done[i] = local.get_nowait()
-            if isinstance(done[i], Exception):
-                raise done[i]
-        results.put(done)
+    Megatron's own strategy forks writers and keeps a server process for their results, which outlives a killed trainer, and
+    it waits without limit for writers that died. A synchronous save needs neither. What it does to names and shards before
+    it writes is done here by the same functions, so its loader reads the result.
+    """
 
-    setattr(writer, name, staticmethod(write))
-    before = filesystem_async._results_queue
-    filesystem_async._results_queue = queue.Queue()
-    try:
-        yield
-    finally:
-        setattr(writer, name, original)
-        filesystem_async._results_queue = before
+    def __init__(self) -> None:
+        super().__init__("torch_dist", 1)
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        return True
+
+    def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> None:
+        """Write the shards of this rank; every rank calls it."""
+        state, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
+        torch_checkpoint.save(
+            torch_dist.mcore_to_pyt_state_dict(state, is_loading=False),
+            storage_writer=torch_checkpoint.FileSystemWriter(checkpoint_dir),
+            planner=torch_dist.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+        )
 
 
 def _tracker() -> Any:
@@ -105,26 +105,72 @@ def save(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any], st
         meta: plain data, given back by `load`.
 
     Raises:
-        CheckpointError: it cannot be written.
+        CheckpointError: `meta` or `identity` are not plain data.
+        TrainingError: the machine refuses: no space, too many open files, no memory.
     """
-    rank = dist.get_rank()
     partial = folder.with_name(f".{folder.name}.partial")
     try:
-        if rank == 0:
+        header = {"format": FORMAT, "step": step, "identity": _plain(identity), "meta": _plain(meta)}
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder}: the checkpoint cannot be written ({error})") from error
+    try:
+        if dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         dist.barrier()
         state = _state(trainer)
         state["generators"] = {"torch": torch.get_rng_state(), "megatron": _tracker().get_states()}
-        with _write_in_this_process():
-            dist_checkpointing.save(state, str(partial))
-        if rank == 0:
-            header = {"format": FORMAT, "step": step, "identity": identity, "meta": meta}
+        dist_checkpointing.save(state, str(partial), sharded_strategy=SaveInThisProcess())
+        dist.barrier()
+        if dist.get_rank() == 0:
+            header["files"] = {file.name: _fingerprint(file) for file in sorted(partial.iterdir())}
             (partial / HEADER).write_text(json.dumps(header, indent=1))
             _replace(partial, folder)
         dist.barrier()
-    except (OSError, TypeError, ValueError, CheckpointException) as error:
-        raise CheckpointError(f"{folder}: the checkpoint cannot be written ({error})") from error
+    except (Exception, CheckpointException) as error:  # the latter is a BaseException
+        cause, free = _cause(error), shutil.disk_usage(folder.parent).free
+        what = f"{type(cause).__name__}: {cause}; {free / 1e6:.0f} MB are free there"  # torch does not name a full disk
+        raise TrainingError(f"{folder}: the checkpoint cannot be written now ({what})") from error
+
+
+def _fingerprint(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        return {"size": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+
+
+def _damage(folder: Path, files: dict[str, dict[str, Any]]) -> str | None:
+    """What is wrong with the files of a checkpoint, or None.
+
+    Raises:
+        OSError: a file is there, but cannot be read now.
+    """
+    for name, wanted in files.items():
+        try:
+            size = (folder / name).stat().st_size
+            if size != wanted["size"]:
+                return f"{name} has {size} bytes, {wanted['size']} were written"
+            if _fingerprint(folder / name) != wanted:
+                return f"{name} has other contents than were written"
+        except OSError as error:
+            if error.errno not in ABSENT:
+                raise
+            return f"{name} is missing"
+    return None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error itself; torch wraps those of its ranks in one of its own."""
+    if isinstance(error, CheckpointException) and error.failures:
+        wrapped = next(iter(error.failures.values()))
+        return wrapped[0] if isinstance(wrapped, tuple) else wrapped
+    return error
+
+
+def _does_not_fit(error: BaseException) -> bool:
+    """Whether an error in loading files that are whole says that they hold something else, not that the machine refuses."""
+    if isinstance(error, RuntimeError):
+        return str(error).startswith("Error(s) in loading state_dict")
+    return isinstance(error, (CheckpointingException, KeyError, ValueError, AssertionError))
 
 
 def _replace(new: Path, folder: Path) -> None:
@@ -137,18 +183,21 @@ def _replace(new: Path, folder: Path) -> None:
 
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """`format`, `step`, `identity` and `meta` of a checkpoint.
+    """`format`, `step`, `identity`, `meta` and `files` of a checkpoint.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
+        TrainingError: it cannot be read now.
     """
     try:
         header = json.loads((folder / HEADER).read_text())
         if header["format"] != FORMAT:
             raise CheckpointError(f"{folder}: checkpoint format {header['format']}, this version reads {FORMAT}")
-        return header
+        return {name: header[name] for name in ("format", "step", "identity", "meta", "files")}
     except OSError as error:
-        raise CheckpointError(f"{folder}: not a checkpoint ({error.strerror}: {HEADER})") from error
+        if error.errno in ABSENT:
+            raise CheckpointError(f"{folder}: not a checkpoint ({error.strerror}: {HEADER})") from error
+        raise TrainingError(f"{folder / HEADER} cannot be read now ({type(error).__name__}: {error})") from error
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder}: {HEADER} is damaged ({error})") from error
 
@@ -160,18 +209,28 @@ def load(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any]) ->
         The number of training steps done, and `meta`.
 
     Raises:
-        CheckpointError: missing, damaged, or of another model or configuration; the differences are named.
+        CheckpointError: missing, damaged (the file is named), or of another model or configuration; the differences are named.
+        TrainingError: the checkpoint may be whole, but the machine refuses: no memory, too many open files, a failing disk.
     """
     header = read_header(folder)
     found = differences(_plain(identity), header["identity"])
     if found:
         raise CheckpointError(f"{folder} belongs to another run: " + "; ".join(found[:8]) + (" …" if len(found) > 8 else ""))
     try:
+        damage = [_damage(folder, header["files"]) if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(damage)
+        if damage[0] is not None:
+            raise CheckpointError(f"{folder}: the checkpoint is damaged: {damage[0]}")
         state: Any = dist_checkpointing.load(_state(trainer), str(folder))
         trainer.model.load_state_dict(state["model"])
         trainer.optimizer.load_state_dict(_with_step(state["optimizer"]))
+    except CheckpointError:
+        raise
     except (Exception, CheckpointException) as error:  # the latter is a BaseException
-        raise CheckpointError(f"{folder}: the checkpoint is damaged ({type(error).__name__}: {error})") from error
+        cause = _cause(error)
+        if _does_not_fit(cause):
+            raise CheckpointError(f"{folder}: the checkpoint does not fit ({type(cause).__name__}: {cause})") from error
+        raise TrainingError(f"{folder}: the checkpoint cannot be loaded now ({type(cause).__name__}: {cause})") from error
     torch.set_rng_state(state["generators"]["torch"])
     _tracker().set_states(state["generators"]["megatron"])
     return header["step"], header["meta"]
