@@ -71,7 +71,7 @@ class Bench:
 
         self.policy = Policy(
             resolve_model(model),
-            algorithm=AlgorithmConfig(),
+            algorithm=AlgorithmConfig(entropy_coef=0.01),
             optimizer=OptimizerConfig(lr=1e-12),
             training=TrainingConfig(),
             total_steps=1000,

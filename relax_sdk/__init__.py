@@ -9,7 +9,6 @@ Write an environment, register it, train a model on it:
 
 from relax_sdk.client import AsyncClient, Client
 from relax_sdk.config import (
-    FROM_SCRATCH,
     AlgorithmConfig,
     AutoscaleConfig,
     EvalConfig,
@@ -21,6 +20,7 @@ from relax_sdk.config import (
     TrainingConfig,
     WarmupConfig,
 )
+from relax_sdk.defaults import FROM_SCRATCH
 from relax_sdk.endpoint import Endpoint, EndpointEvaluation
 from relax_sdk.env import Env, MessageSpace
 from relax_sdk.errors import (

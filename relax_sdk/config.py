@@ -1,4 +1,7 @@
-"""Configuration: one small frozen dataclass a concern; every field has a default that a beginner keeps."""
+"""Configuration: one small frozen dataclass a concern; every field has a default that a pretrained model bears.
+
+`Trainer` puts other ones in their place where the model is made from random weights: see `relax_sdk.defaults`.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +165,8 @@ class AlgorithmConfig:
     """`clip`: the clipped surrogate of PPO with the three bounds above."""
     aggregation: str = "token_mean"
     """`token_mean`: every token of an update counts the same. `sample_mean`: every sample counts the same."""
-    entropy_coef: float = 0.01
+    entropy_coef: float = 0.0
+    """0.01 where `Trainer` trains a model from random weights."""
     kl_coef: float = 0.0
     """Against the weights that reinforcement learning began with: the model, or what the format warm-up made of it.
     0 keeps no reference."""
@@ -206,7 +210,8 @@ class OptimizerConfig:
     belong to AdamW's moments and may not.
     """
 
-    lr: float = 5e-4
+    lr: float = 1e-6
+    """Suits full fine-tuning of a pretrained model; 5e-4 where `Trainer` trains a model from random weights."""
     warmup_steps: int = 20
     """Steps until `lr` is reached, but at most a quarter of the run."""
     decay: Literal["linear", "constant"] = "linear"
@@ -279,8 +284,8 @@ class WarmupConfig:
     It happens where the environment defines `format_example`, before the first step; a pretrained model needs none.
     """
 
-    steps: int = 60
-    """0: none."""
+    steps: int = 0
+    """0: none; 60 where `Trainer` trains a model from random weights."""
     batch_size: int = 16
     lr: float = 1e-3
 
@@ -463,14 +468,3 @@ def run_config_from_dict(values: dict[str, Any]) -> RunConfig:
         ConfigError: an unknown field or a value outside its range.
     """
     return from_dict(RunConfig, values)
-
-
-FROM_SCRATCH: dict[str, dict[str, Any]] = {
-    "algorithm": {"entropy_coef": 0.0, "kl_coef": 0.03},
-    "optimizer": {"lr": 1e-3},
-}
-"""For a model that starts from random weights: `Trainer(env, **FROM_SCRATCH)`.
-
-A higher learning rate, and in place of an entropy bonus a hold on what the format warm-up taught, which is to be undecided
-between contents and sure about the form.
-"""

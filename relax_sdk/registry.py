@@ -32,7 +32,10 @@ class EnvSpec:
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Given to the class."""
     defaults: dict[str, Any] = field(default_factory=dict)
-    """Settings of `Trainer` that suit this environment, e.g. `{"sampling": {"max_new_tokens": 4}}`; the user's win."""
+    """Settings of `Trainer` that suit this environment, e.g. `{"sampling": {"max_new_tokens": 4}}`; the user's win.
+
+    Those under the key `"from_scratch"` count only for models from random weights, such as `relax/tiny-omni`.
+    """
     registered_in: str | None = field(default=None, compare=False)
     """The module that called `register`; None where nobody did."""
 

@@ -27,6 +27,7 @@ from relax_sdk.config import (
     from_dict,
     run_config_from_dict,
 )
+from relax_sdk.defaults import SCRATCH, sections_for
 from relax_sdk.env import Env
 from relax_sdk.errors import ConfigError
 from relax_sdk.loading import refuse_while_importing
@@ -77,7 +78,8 @@ class Trainer:
             run waits while this program is away. `upload`: its code is sent. `installed`: the service has it. Default:
             `installed` for those that ship with Relax Gym, else `host`.
         sampling, rollout, optimizer, training, eval, warmup, autoscale, ray: a configuration object, or a dictionary of the
-            fields to change; what is left out comes from the environment's own defaults.
+            fields to change; what is left out comes from the environment's own defaults, and otherwise suits a pretrained
+            model or, for `relax/tiny-…`, random weights (`relax_sdk.defaults`). An object is taken as it is.
 
     Raises:
         ConfigError: a value outside its range, or settings that contradict each other.
@@ -128,15 +130,17 @@ class Trainer:
             ray=ray,
         )
         defaults = dict(self.spec.defaults)
-        unknown = set(defaults) - set(SECTIONS) - {"model", "steps", "mode", "max_staleness", "engine"}
+        unknown = set(defaults) - set(SECTIONS) - {"model", "steps", "mode", "max_staleness", "engine", SCRATCH}
         if unknown:
             raise ConfigError(f"{self.spec.id}: unknown defaults {sorted(unknown)}; there are {sorted(SECTIONS)}")
-        sections = {name: _section(name, defaults.get(name), given[name]) for name in SECTIONS}
+        model = model or defaults.get("model") or "relax/tiny-omni"
+        unchosen = sections_for(model, defaults)
+        sections = {name: _section(name, unchosen.get(name), given[name]) for name in SECTIONS}
         chosen: Mode = mode if mode is not None else defaults.get("mode", "async")
         stale: int = defaults.get("max_staleness", 0 if chosen == "colocate" else 1)
         self.config = RunConfig(
             env=self.spec.id,
-            model=model or defaults.get("model") or "relax/tiny-omni",
+            model=model,
             steps=defaults.get("steps", 200),
             seed=seed,
             mode=chosen,

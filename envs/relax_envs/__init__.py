@@ -15,23 +15,20 @@
 
 from typing import Any
 
-from relax_sdk.config import FROM_SCRATCH
+from relax_sdk.defaults import FROM_SCRATCH
 from relax_sdk.registry import register
-
-_HOLD, _LR = FROM_SCRATCH["algorithm"], FROM_SCRATCH["optimizer"]
 
 _LETTER: dict[str, Any] = {
     "sampling": {"max_new_tokens": 1},
     "rollout": {"max_turns": 1},
-    "algorithm": _HOLD,
-    "optimizer": _LR,
+    "from_scratch": FROM_SCRATCH,
 }
 """The answer is one letter, so one token is sampled. An end-of-turn token after it would be trained on too: nothing is to be
 learnt about it, but the reward pulls at it all the time, and the letter is learnt several times later."""
 
 register("tone-v0", "relax_envs.tone:ToneEnv", tasks="relax_envs.tone:tasks", defaults={**_LETTER, "steps": 100})
 register("colour-v0", "relax_envs.colour:ColourEnv", tasks="relax_envs.colour:tasks", defaults={**_LETTER, "steps": 120})
-_WATCH: dict[str, Any] = {**_LETTER, "optimizer": {"lr": 7e-4}, "steps": 150}
+_WATCH: dict[str, Any] = {**_LETTER, "from_scratch": {**FROM_SCRATCH, "optimizer": {"lr": 7e-4}}, "steps": 150}
 """What moves is learnt less steadily than what is heard or seen: at 1e-3 it is forgotten again for a while."""
 
 register("motion-v0", "relax_envs.motion:MotionEnv", tasks="relax_envs.motion:tasks", defaults=_WATCH)
@@ -48,15 +45,15 @@ register(
     defaults={
         **_WATCH,
         "rollout": {"groups_per_step": 8, "group_size": 8, "max_turns": 3},
-        "algorithm": {**_HOLD, "credit": "turn", "gamma": 0.0, "kl_coef": 0.06},
+        "algorithm": {"credit": "turn", "gamma": 0.0},
+        "from_scratch": {**_WATCH["from_scratch"], "algorithm": {"entropy_coef": 0.0, "kl_coef": 0.06}},
         "steps": 400,
     },
 )
 _TOOL: dict[str, Any] = {
     "sampling": {"max_new_tokens": 12},
-    "algorithm": {**_HOLD, "credit": "turn", "kl_coef": 0.05},
-    "optimizer": _LR,
-    "warmup": {"steps": 120},
+    "algorithm": {"credit": "turn"},
+    "from_scratch": {**FROM_SCRATCH, "algorithm": {"entropy_coef": 0.0, "kl_coef": 0.05}, "warmup": {"steps": 120}},
     "training": {"token_budget": 16_384},
 }
 """One tool call is eleven tokens, most of them form: it takes a longer warm-up, and a firmer hold."""

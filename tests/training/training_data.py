@@ -201,9 +201,10 @@ def make_policy(
     own_reference: bool = True,
     **settings: Any,
 ) -> Any:
-    """A policy; `settings` go to the configuration that has a field of the name."""
+    """A policy; `settings` go to the configuration that has a field of the name. Others suit random weights."""
     from relax_server.training.policy import Policy
 
+    settings = {"lr": 5e-4, "entropy_coef": 0.01} | settings
     configs: dict[str, Any] = dict(algorithm=AlgorithmConfig, optimizer=OptimizerConfig, training=TrainingConfig)
     parts = {
         key: cls(**{k: v for k, v in settings.items() if k in {f.name for f in dataclasses.fields(cls)}})
