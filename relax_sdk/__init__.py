@@ -50,7 +50,7 @@ from relax_sdk.gymnasium_env import from_gymnasium
 from relax_sdk.hosting import Hosting, host
 from relax_sdk.judge import Judge
 from relax_sdk.media import Audio, Image, MediaLimits, MediaRef, MediaStore, Video
-from relax_sdk.messages import AssistantMessage, Message, Text, ToolCall
+from relax_sdk.messages import AssistantMessage, ControlToken, Message, Text, ToolCall
 from relax_sdk.registry import EnvSpec, get_spec, list_envs, register
 from relax_sdk.rewards import Rubric, reward
 from relax_sdk.run import Run
@@ -73,6 +73,7 @@ __all__ = [
     "CheckpointError",
     "Client",
     "ConfigError",
+    "ControlToken",
     "Endpoint",
     "EndpointEvaluation",
     "EngineAborted",

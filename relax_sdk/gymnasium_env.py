@@ -77,7 +77,7 @@ class GymnasiumEnv(Env):
         return [*([self.prompt + "\n"] if self.prompt else []), self._show(observation)], dict(info)
 
     def step(self, action: AssistantMessage) -> StepResult:
-        number = self._number(action.text)
+        number = self._number(action)
         if number is None:
             self._invalid += 1
             over = self._invalid >= self.max_invalid
@@ -93,15 +93,17 @@ class GymnasiumEnv(Env):
     def format_example(self, rng: np.random.Generator) -> AssistantMessage:
         return AssistantMessage(content=(Text(self.actions[int(rng.integers(len(self.actions)))]),))
 
-    def _number(self, text: str) -> int | None:
+    def _number(self, action: AssistantMessage) -> int | None:
         if type(self).parse is not None:
-            number = type(self).parse(text)  # type: ignore[misc]
+            number = type(self).parse(action.text)  # type: ignore[misc]
             if number is not None and not 0 <= number < len(self.actions):
                 raise EnvError(
                     f"{self.gymnasium_id}: parse() returned {number}, not an action from 0 to {len(self.actions) - 1}"
                 )
             return number
-        word = text.strip().casefold()
+        if action.control_tokens:
+            return None
+        word = action.text.strip().casefold()
         names = [name.casefold() for name in self.actions]
         if word in names:
             return names.index(word)

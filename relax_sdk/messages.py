@@ -108,17 +108,54 @@ class Message:
             raise EnvError(f"a message's content must be a string or a list of parts, got {content!r:.80}")
         parts = tuple(_part_from_openai(part, media or {}) for part in content)
         calls = tuple(_call_from_openai(call) for call in message.get("tool_calls") or ())
-        kind = AssistantMessage if role == "assistant" else Message
-        return kind(role=role, content=parts, tool_calls=calls, tool_call_id=message.get("tool_call_id"))
+        if role != "assistant":
+            return Message(role=role, content=parts, tool_calls=calls, tool_call_id=message.get("tool_call_id"))
+        tokens = message.get("control_tokens") or ()
+        if not isinstance(tokens, (list, tuple)):
+            raise EnvError(f"control_tokens must be a list, got {tokens!r:.80}")
+        control = tuple(_control_from_openai(token) for token in tokens)
+        id = message.get("tool_call_id")
+        return AssistantMessage(content=parts, tool_calls=calls, tool_call_id=id, control_tokens=control)
+
+
+@dataclass(frozen=True)
+class ControlToken:
+    """A token that is no text and that the policy wrote all the same, such as `</think>` or a `</tool_call>` with no call."""
+
+    token: str
+    """Its name in the tokenizer."""
+    at: int
+    """How many characters of the message's text stand before it."""
 
 
 @dataclass(frozen=True)
 class AssistantMessage(Message):
-    """What the policy said: the action of every Relax environment."""
+    """What the policy said: the action of every Relax environment.
+
+    `text` is what it wrote as text, `tool_calls` are the calls it wrote, and `control_tokens` is all else; the token that ends
+    an answer belongs to none of them.
+    """
 
     role: Role = "assistant"
     finish_reason: str = field(default="stop", kw_only=True)
     """`stop`, `length` (the token limit was hit) or `abort`."""
+    control_tokens: tuple[ControlToken, ...] = field(default=(), kw_only=True)
+    """Control tokens in the order they were written; on the wire `{"token": …, "at": …}`, which OpenAI does not have."""
+
+    def to_openai(self, media: MediaForm | None = None) -> dict[str, Any]:
+        """The message as an OpenAI chat dictionary, with `control_tokens` where there are some.
+
+        Args:
+            media: as in `Message.to_openai`.
+        """
+        message = super().to_openai(media)
+        if self.control_tokens:
+            message["control_tokens"] = [{"token": token.token, "at": token.at} for token in self.control_tokens]
+        return message
+
+    def text_after(self, token: str) -> str:
+        """The text behind the last control token of this name, such as the answer behind `</think>`; all text without one."""
+        return self.text[max((found.at for found in self.control_tokens if found.token == token), default=0) :]
 
 
 class MediaForm(Protocol):
@@ -237,6 +274,16 @@ def _call_from_openai(call: Any) -> ToolCall:
     if not isinstance(arguments, Mapping):
         return ToolCall(id, name, {}, error=f"the arguments of {name} must be a JSON object, got {text!r:.80}")
     return ToolCall(id, name, dict(arguments))
+
+
+def _control_from_openai(token: Any) -> ControlToken:
+    try:
+        name, at = _string(token["token"]), token["at"]
+    except (LookupError, TypeError) as error:
+        raise EnvError(f"a control token needs token and at, got {token!r:.80}") from error
+    if type(at) is not int or at < 0:
+        raise EnvError(f"a control token's at must be an integer of 0 or more, got {at!r:.40}")
+    return ControlToken(name, at)
 
 
 def _string(value: Any) -> str:

@@ -43,7 +43,7 @@ class ChoiceEnv(Env):
         return [task[self.modality], self.question], {}
 
     def step(self, action: AssistantMessage) -> StepResult:
-        return None, float(action.text.strip() == self._answer), True, False, {}
+        return None, float(action.text.strip() == self._answer and not action.control_tokens), True, False, {}
 
     def format_example(self, rng: np.random.Generator) -> AssistantMessage:
         return letter(rng, self.choices)

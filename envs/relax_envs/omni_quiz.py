@@ -56,7 +56,8 @@ class OmniQuizEnv(Env):
         return self._question(), {}
 
     def step(self, action: AssistantMessage) -> StepResult:
-        reward = (action.text.strip() == self._task["answer"][self._turn]) / len(TURNS)
+        right = action.text.strip() == self._task["answer"][self._turn] and not action.control_tokens
+        reward = right / len(TURNS)
         self._turn += 1
         over = self._turn == len(TURNS)
         return (None if over else self._question()), reward, over, False, {}

@@ -70,6 +70,16 @@ def test_without_a_task_a_training_row_is_drawn_by_the_seed(name: str) -> None:
         assert env.reset(seed=5) != env.reset(seed=6)
 
 
+@pytest.mark.parametrize("name", ["tone", "colour", "motion", "omni-quiz"])
+def test_an_answer_with_control_tokens_in_it_is_not_the_answer(name: str) -> None:
+    env = relax.get_spec(f"{name}-v0").make()
+    for control, reward in ((), True), ((relax.ControlToken("</tool_call>", 1),), False):
+        env.reset(seed=5)
+        right = env._task["answer"][0] if name == "omni-quiz" else env._answer  # type: ignore[attr-defined]
+        action = relax.AssistantMessage(content=(relax.Text(right),), control_tokens=control)
+        assert bool(env.step(action)[1]) is reward  # type: ignore[index]
+
+
 # ------------------------------------------------------------------------------------------------------------ omni-quiz
 
 

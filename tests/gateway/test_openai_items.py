@@ -8,7 +8,7 @@ from relax_server.gateway.openai_chat import shown
 from relax_server.gateway.openai_responses import output, read_items
 from relax_server.models.processor import Processor
 
-from relax_sdk.messages import AssistantMessage, Text, ToolCall
+from relax_sdk.messages import AssistantMessage, ControlToken, Text, ToolCall
 from relax_sdk.trajectory import Turn
 
 
@@ -48,4 +48,6 @@ def test_a_call_that_cannot_be_read_is_shown_as_the_text_it_was(processor: Proce
     turn = Turn([1], ids, [0.0] * len(ids))
     message = processor.parse(ids, "stop", [])
     assert message.tool_calls and message.tool_calls[0].error
-    assert shown(message, turn, (), processor).text == text
+    answer = shown(message, turn, (), processor)
+    assert (answer.text, answer.tool_calls) == ("nonsense(", ()), "its tags are control tokens of this model, and no text"
+    assert answer.control_tokens == (ControlToken("<tool_call>", 0), ControlToken("</tool_call>", 9))

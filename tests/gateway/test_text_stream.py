@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relax_server.gateway.text_stream import TOOL_CALL, TextStream
+from relax_server.gateway.text_stream import TextStream
 from relax_server.models.catalog import resolve_model
 from relax_server.models.processor import Processor
+from relax_server.models.tool_calls import OPEN
 
 PROCESSOR = Processor.load(resolve_model("relax/tiny-omni"))
 STOPS: list[tuple[str, ...]] = [(), ("END",), ("\n\n", "END")]
-PIECES = ["a", "<", "<tool", "<tool_", "_call>", TOOL_CALL, "\n", "\n\n", "END", "EN", "D", "é", "日本", "🎈", " "]
+PIECES = ["a", "<", "<tool", "<tool_", "_call>", OPEN, "\n", "\n\n", "END", "EN", "D", "é", "日本", "🎈", " "]
 
 
 def told(text: str, stop: tuple[str, ...], stride: int) -> list[str]:
@@ -24,7 +25,7 @@ def told(text: str, stop: tuple[str, ...], stride: int) -> list[str]:
 @given(st.lists(st.sampled_from(PIECES), max_size=12), st.sampled_from(STOPS), st.integers(1, 5))
 def test_what_is_told_begins_the_text_up_to_a_stop_or_a_call(parts: list[str], stop: tuple[str, ...], stride: int) -> None:
     text = "".join(parts)
-    whole = text[: min((at for end in (*stop, TOOL_CALL) if (at := text.find(end)) >= 0), default=len(text))]
+    whole = text[: min((at for end in (*stop, OPEN) if (at := text.find(end)) >= 0), default=len(text))]
     said = ""
     for piece in told(text, stop, stride):
         said += piece

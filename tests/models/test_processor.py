@@ -117,7 +117,7 @@ def test_a_tool_call_round_trips(omni):
     ],
 )
 def test_tool_call_forms(text):
-    rest, calls = split_tool_calls(f"so: {text}", TOOLS)
+    rest, calls, _ = split_tool_calls([f"so: {text}"], TOOLS)
     assert rest == "so: " and [(c.name, c.arguments) for c in calls] == [("guess", {"number": 5})]
 
 
@@ -125,7 +125,7 @@ def test_tool_call_forms(text):
     "text", ["guess(", "guess(1,2)", "7", '{"name": 3}', '{"name":"guess","arguments":[1]}', "guess(open('x'))"]
 )
 def test_a_call_that_cannot_be_read_says_so(text):
-    (call,) = split_tool_calls(f"<tool_call>{text}</tool_call>", TOOLS)[1]
+    (call,) = split_tool_calls([f"<tool_call>{text}</tool_call>"], TOOLS)[1]
     assert call.error is not None and "cannot be read" in call.error
 
 

@@ -14,7 +14,7 @@ TOOLS = [{"type": "function", "function": {"name": "guess", "parameters": {"prop
 
 @pytest.mark.parametrize("block", ['{"name": "guess", "arguments": {"number": 3}}', "guess(3)", "guess(number=3)"])
 def test_json_and_python_calls_are_read(block: str):
-    text, (call,) = split_tool_calls(f"so <tool_call>{block}</tool_call>", TOOLS)
+    text, (call,), _ = split_tool_calls([f"so <tool_call>{block}</tool_call>"], TOOLS)
     assert (text, call.name, call.arguments, call.error) == ("so ", "guess", {"number": 3}, None)
 
 
@@ -23,12 +23,12 @@ def test_json_and_python_calls_are_read(block: str):
 )
 def test_a_value_that_json_does_not_know_is_the_models_mistake(value: str):
     """Noise from a random model once gave a complex number, which failed the episode when the message was written down."""
-    _, (call,) = split_tool_calls(f"<tool_call>guess({value})</tool_call>", TOOLS)
+    _, (call,), _ = split_tool_calls([f"<tool_call>guess({value})</tool_call>"], TOOLS)
     assert call.error is not None and "cannot be read" in call.error
 
 
 @given(st.text(max_size=60))
 def test_whatever_a_model_writes_can_be_written_down(text: str):
     for block in (text, f"guess({text})", f'{{"name": "guess", "arguments": {text}}}'):
-        for call in split_tool_calls(f"<tool_call>{block}</tool_call>", TOOLS)[1]:
+        for call in split_tool_calls([f"<tool_call>{block}</tool_call>"], TOOLS)[1]:
             json.dumps(call.arguments, allow_nan=False)

@@ -502,3 +502,41 @@ async def test_the_environment_of_a_gymnasium_wrapper_is_refused_by_name(bench):
 
     with pytest.raises(relax.RegistryError, match=r"not a subclass of relax_sdk\.Env"):
         bench(Plain)
+
+
+class Letters(Count):
+    """Pays for the length of the text."""
+
+    def __init__(self) -> None:
+        super().__init__(turns=2)
+        self.told: list[Any] = []
+
+    def step(self, action):
+        self.told.append([(token.token, token.at) for token in action.control_tokens])
+        observation, _, *ends, info = super().step(action)
+        return observation, float(len(action.text)), *ends, {"told": self.told}
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+async def test_tokens_that_are_no_text_earn_nothing_and_are_told(bench, dropped):
+    """Also where an agent gives back its messages as plain OpenAI messages, which know no control tokens."""
+
+    async def agent(session):
+        messages = await session.reset()
+        while True:
+            action = await session.generate(messages)
+            outcome = await session.step(action)
+            if outcome.done:
+                return
+            sent = action.to_openai()
+            if dropped:
+                del sent["control_tokens"]
+            messages += [relax.Message.from_openai(sent), *outcome.observation]
+
+    trajectory, _ = await only(bench, Letters, "ab" + "</tool_call>" * 6, agent=agent)
+    assert trajectory.status is Status.COMPLETED and trajectory.reward == 4.0
+    assert (
+        trajectory.info["told"] == [[["</tool_call>", 2]] * 6] * 2 or trajectory.info["told"] == [[("</tool_call>", 2)] * 6] * 2
+    )
+    assert [m["content"] for m in trajectory.messages if m["role"] == "assistant"] == ["ab", "ab"]
+    assert len(trajectory.samples()) == 1, "the recorded tokens are gone on from"

@@ -43,7 +43,7 @@ class ChatRoute(ModelRoute):
             if message.tool_calls:
                 yield data(openai_chat.chunk(id, model, {"tool_calls": openai_chat.tool_deltas(message)}))
             more = {"logprobs": openai_chat.logprobs(turn, self.around.processor)} if call.logprobs else {}
-            last = openai_chat.chunk(id, model, {}, openai_chat.finish_reason(message), **more)
+            last = openai_chat.chunk(id, model, openai_chat.control_delta(message), openai_chat.finish_reason(message), **more)
             yield data(last | openai_chat.extra(turn))
             if call.usage:
                 counts = {"choices": [], "usage": openai_chat.usage(turn)}

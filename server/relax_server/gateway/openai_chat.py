@@ -186,7 +186,7 @@ def read_flag(body: Mapping[str, Any], name: str) -> bool:
 
 def shown(message: AssistantMessage, turn: Turn, stop: Sequence[str], processor: Processor) -> AssistantMessage:
     """An answer as a client is given it: without the stop text, tool calls that cannot be read as plain text, and ids of
-    tool calls that are unique in the conversation.
+    tool calls that are unique in the conversation. Control tokens stay beside the text, never in it.
 
     Args:
         message: as the model wrote it.
@@ -195,13 +195,14 @@ def shown(message: AssistantMessage, turn: Turn, stop: Sequence[str], processor:
         processor: of the model.
     """
     if any(call.error for call in message.tool_calls):
-        text = processor.decode([id for id in turn.response_ids if id not in processor.eos_ids])
-        message = replace(message, content=(Text(text),) if text else (), tool_calls=())
+        text, control = processor.answers.plain(turn.response_ids)
+        message = replace(message, content=(Text(text),) if text else (), tool_calls=(), control_tokens=control)
     if stop and message.content:
         text = message.text
         at = min((at for s in stop if (at := text.find(s)) >= 0), default=-1)
         if at >= 0:
-            message = replace(message, content=(Text(text[:at]),) if at else ())
+            control = tuple(token for token in message.control_tokens if token.at <= at)
+            message = replace(message, content=(Text(text[:at]),) if at else (), control_tokens=control)
     if message.tool_calls:
         start = len(turn.prompt_ids)
         message = replace(message, tool_calls=tuple(replace(c, id=f"{c.id}_{start}") for c in message.tool_calls))
@@ -231,6 +232,11 @@ def chunk(id: str, model: str, delta: dict[str, Any], reason: str | None = None,
     """One piece of a streamed answer."""
     choice = {"index": 0, "delta": delta, "finish_reason": reason, **more}
     return {**head(id, "chat.completion.chunk", model), "choices": [choice]}
+
+
+def control_delta(message: AssistantMessage) -> dict[str, Any]:
+    """The control tokens of a streamed answer, for its last piece."""
+    return {key: value for key, value in message.to_openai().items() if key == "control_tokens"}
 
 
 def tool_deltas(message: AssistantMessage) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.trajectory import Turn
 from relax_server.gateway.errors import as_api_error, bad
 from relax_server.gateway.model_route import GrowingAnswer, ModelRoute, data
-from relax_server.gateway.openai_chat import ModelCall, extra, read_flag, read_message, read_sampling, read_tools
+from relax_server.gateway.openai_chat import ModelCall, control_delta, extra, read_flag, read_message, read_sampling, read_tools
 from relax_server.gateway.played import PlayedSession
 from relax_server.gateway.wire import json_response
 from relax_server.rollout.calls import Answer
@@ -146,7 +146,8 @@ def read_items(raw: Any, media: Mapping[str, MediaRef]) -> list[Message]:
     for i, item in enumerate(raw):
         kind = item.get("type", "message") if isinstance(item, dict) else None
         if kind == "message":
-            rows.append({"role": item.get("role"), "content": _content(item.get("content"), i)})
+            row = {"role": item.get("role"), "content": _content(item.get("content"), i)}
+            rows.append(row | {"control_tokens": item.get("control_tokens")})
         elif kind == "function_call":
             call = {"id": item.get("call_id"), "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
             if not rows or rows[-1]["role"] != "assistant":
@@ -204,9 +205,10 @@ def output(id: str, message: AssistantMessage) -> list[dict[str, Any]]:
     """The items of an answer: its text, if any or if there is nothing else, and its tool calls."""
     status = "completed" if message.finish_reason == "stop" else "incomplete"
     items: list[dict[str, Any]] = []
-    if message.text or not message.tool_calls:
+    if message.text or message.control_tokens or not message.tool_calls:
         part = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
-        items.append({"type": "message", "id": f"msg_{id}", "role": "assistant", "status": status, "content": [part]})
+        item = {"type": "message", "id": f"msg_{id}", "role": "assistant", "status": status, "content": [part]}
+        items.append(item | control_delta(message))
     for call in message.tool_calls:
         arguments = json.dumps(call.arguments)
         item = {"type": "function_call", "id": f"fc_{call.id}_{id}", "call_id": call.id, "name": call.name}

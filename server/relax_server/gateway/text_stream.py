@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from relax_server.models.tool_calls import OPEN
+
 if TYPE_CHECKING:
     from relax_server.models.processor import Processor
 
-TOOL_CALL = "<tool_call>"
 BROKEN = "\ufffd"
 """What half a character decodes to."""
 
@@ -17,6 +18,7 @@ class TextStream:
     """Turns growing token ids into pieces of text, each told once.
 
     Held back are half characters, what may be the beginning of a stop text or of a tool call, and all from a tool call on.
+    Control tokens are no text and are left out.
 
     Args:
         processor: of the model.
@@ -26,9 +28,9 @@ class TextStream:
     def __init__(self, processor: Processor, stop: Sequence[str] = ()) -> None:
         self._processor = processor
         self._stop = tuple(stop)
-        self._ends = (*self._stop, TOOL_CALL)
+        self._ends = (*self._stop, OPEN)
         self._before = self._read = 0  # decoding goes over ids[before:], of which ids[before:read] is decoded already
-        self._tokens = 0
+        self._called = False  # a tool call was begun by a control token
         self._pending = ""
         self._told = 0
         self._over = False
@@ -39,12 +41,19 @@ class TextStream:
         Args:
             ids: the whole response so far.
         """
-        ids = [id for id in ids if id not in self._processor.eos_ids]
-        known = self._processor.decode(ids[self._before : self._read])
-        text = self._processor.decode(ids[self._before :])
-        if len(text) > len(known) and not text.endswith(BROKEN):
-            self._pending += text[len(known) :]
-            self._before, self._read = self._read, len(ids)
+        control = self._processor.answers.control
+        while not self._called:
+            end = next((at for at in range(self._read, len(ids)) if ids[at] in control), len(ids))
+            known = self._processor.decode(ids[self._before : self._read])
+            text = self._processor.decode(ids[self._before : end])
+            closed = end < len(ids)  # by a control token: later tokens cannot complete a character any more
+            if len(text) > len(known) and (closed or not text.endswith(BROKEN)):
+                self._pending += text[len(known) :]
+                self._before, self._read = self._read, end
+            if not closed:
+                break
+            self._called = control[ids[end]] == OPEN
+            self._before = self._read = end + 1
         return self._settled()
 
     def finish(self, text: str) -> str:

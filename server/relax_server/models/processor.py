@@ -18,9 +18,9 @@ import numpy as np
 from relax_sdk.errors import ConfigError, TokenError
 from relax_sdk.media import Media
 from relax_sdk.messages import AssistantMessage, Message, Text
+from relax_server.models.answers import AnswerReader
 from relax_server.models.media_features import FeatureConfig, FeatureExtractor, Kind, MediaFeatures
 from relax_server.models.shared_features import SharedFeatures
-from relax_server.models.tool_calls import split_tool_calls
 
 __all__ = ["MediaFeatures", "Processor", "Rendered"]
 
@@ -56,6 +56,7 @@ class Processor:
         self.vocab_size: int = text_config.vocab_size
         self._special_tokens: dict[str, Any] = self.tokenizer.special_tokens_map  # made anew at every look
         self.eos_ids: tuple[int, ...] = self._eos_ids()
+        self.answers = AnswerReader(self.tokenizer, self.vocab_size, self.eos_ids)
         self.pad_id: int = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_ids[0]
         self.placeholder_ids: dict[str, int] = {}
         self.banned_ids: tuple[int, ...] = ()
@@ -200,19 +201,14 @@ class Processor:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     def parse(self, ids: Sequence[int], finish_reason: str, tools: Sequence[Mapping[str, Any]] = ()) -> AssistantMessage:
-        """A response as a message: text without control tokens, and its tool calls.
+        """A response as a message: text, tool calls, and the control tokens that are neither.
 
         Args:
             ids: response tokens.
             finish_reason: `stop`, `length` or `abort`.
             tools: OpenAI schemas of the tools the model was offered.
         """
-        text = self.decode([id for id in ids if id not in self.eos_ids])
-        calls: list[Any] = []
-        if "<tool_call>" in text:
-            text, calls = split_tool_calls(text, tools)
-        content = (Text(text),) if text else ()
-        return AssistantMessage(content=content, tool_calls=tuple(calls), finish_reason=finish_reason)
+        return self.answers.message(ids, finish_reason, tools)
 
     # ------------------------------------------------------------------------------------------------------- media
 

@@ -8,24 +8,51 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from relax_sdk.messages import ToolCall
+from relax_sdk.messages import ControlToken, ToolCall
 
-_BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+OPEN = "<tool_call>"
+_BLOCK = re.compile(r"(<tool_call>)(.*?)(</tool_call>|$)", re.DOTALL)
 
 
-def split_tool_calls(text: str, tools: Sequence[Mapping[str, Any]] = (), prefix: str = "call") -> tuple[str, list[ToolCall]]:
-    """Take the tool calls out of a response.
+class ControlText(str):
+    """A piece of a response that a control token stands for."""
+
+
+def split_tool_calls(
+    pieces: Sequence[str], tools: Sequence[Mapping[str, Any]] = (), prefix: str = "call"
+) -> tuple[str, list[ToolCall], list[ControlToken]]:
+    """Take tool calls and control tokens out of a response.
+
+    The tags of a call may be text or control tokens; inside a call, as outside, only text counts.
 
     Args:
-        text: the response, tags included.
+        pieces: the response in order; pieces that are `ControlText` are control tokens.
         tools: OpenAI schemas; they name the positional arguments of calls in Python form.
         prefix: of the calls' ids, which are `<prefix>_<number>`.
 
     Returns:
-        The text outside the tags, and the calls; one that cannot be read carries `error`.
+        The text outside the tags; the calls, of which one that cannot be read carries `error`; the control tokens that are no
+        tag of a call.
     """
-    calls = [_read(block.strip(), tools, f"{prefix}_{i}") for i, block in enumerate(_BLOCK.findall(text))]
-    return _BLOCK.sub("", text), calls
+    whole = "".join(pieces)
+    blocks = list(_BLOCK.finditer(whole)) if OPEN in whole else []
+    tags = {match.span(group) for match in blocks for group in (1, 3)}
+    text, inside, control, start = "", [""] * len(blocks), [], 0
+    for piece in pieces:
+        end = start + len(piece)
+        if isinstance(piece, ControlText):
+            if (start, end) not in tags:
+                control.append(ControlToken(str(piece), len(text)))
+        else:
+            at = start
+            for i, block in enumerate(blocks):
+                text += whole[at : min(max(block.start(), at), end)]
+                low, high = max(block.start(2), start), min(block.end(2), end)
+                inside[i] += whole[low:high] if low < high else ""
+                at = max(at, min(block.end(), end))
+            text += whole[at:end]
+        start = end
+    return text, [_read(block.strip(), tools, f"{prefix}_{i}") for i, block in enumerate(inside)], control
 
 
 def _read(block: str, tools: Sequence[Mapping[str, Any]], id: str) -> ToolCall:
