@@ -189,7 +189,7 @@ def test_a_flush_in_the_middle_keeps_running_sequences_right(llama: Reference):
     nothing_leaks(scheduler)
 
 
-def test_half_a_prompt_of_old_weights_is_not_shared_after_an_update(llama: Reference):
+def test_half_a_prompt_of_old_weights_is_computed_again_after_an_update(llama: Reference):
     new = Reference(resolve_model("relax/tiny-llama", seed=1))
     scheduler = scheduler_of(llama, chunk=30)
     control = Control(scheduler)
@@ -199,8 +199,53 @@ def test_half_a_prompt_of_old_weights_is_not_shared_after_an_update(llama: Refer
     assert 0 < early.computed < 50
     control.update_weights(read_folder(new.processor.path), "1", flush=True, abort_all=False)
     run(scheduler, [late])
+    check(new, early)
     check(new, late)
-    assert late.cached_tokens == 0 and late.versions == early.versions == ["1"] * 4
+    assert late.versions == early.versions == ["1"] * 4
+    nothing_leaks(scheduler)
+
+
+def test_an_update_between_two_prefill_chunks_leaves_the_sequences_that_generate_alone(llama: Reference):
+    """The one goes on with the prompt that the old weights have read; the other's prompt is read by the new ones alone."""
+    new = Reference(resolve_model("relax/tiny-llama", seed=1))
+    scheduler = scheduler_of(llama, chunk=30)
+    control = Control(scheduler)
+    rng = np.random.default_rng(9)
+    generating, half = sequence(random_ids(rng, 10, 11), 8, 0), sequence(random_ids(rng, 50, 51), 4, 1)
+    run(scheduler, [generating], steps=3)
+    run(scheduler, [half], steps=1)
+    assert (generating.computed, half.computed, half.out_ids) == (13, 30, [])
+    control.pause("in_place")
+    control.update_weights(read_folder(new.processor.path), "1", flush=True, abort_all=False)
+    control.resume()
+    run(scheduler, [])
+    assert generating.versions == ["0"] * 4 + ["1"] * 4 and generating.n_retractions == 0
+    old = llama.logprobs(generating.prompt.ids, generating.out_ids)[:4]
+    assert np.abs(old - np.asarray(generating.logprobs[:4])).max() <= 1e-4
+    assert half.versions == ["1"] * 4
+    check(new, half)
+    nothing_leaks(scheduler)
+
+
+def test_a_retracted_sequence_is_computed_again_by_one_version_too(llama: Reference):
+    """What it generated before is part of what it reads: an update between the chunks of it begins them anew."""
+    new = Reference(resolve_model("relax/tiny-llama", seed=1))
+    scheduler = scheduler_of(llama, chunk=30)
+    control = Control(scheduler)
+    item = sequence(random_ids(np.random.default_rng(10), 50, 51), 6, 0)
+    run(scheduler, [item], steps=4)
+    assert len(item.out_ids) == 3
+    control.pause("retract")
+    scheduler.flush_cache()
+    control.resume()
+    run(scheduler, [], steps=1)
+    assert item.computed == 30
+    control.update_weights(read_folder(new.processor.path), "1", flush=True, abort_all=False)
+    run(scheduler, [])
+    expected = new.logprobs(item.prompt.ids, item.out_ids)[3:]
+    assert item.versions == ["0"] * 3 + ["1"] * 3
+    assert np.abs(expected - np.asarray(item.logprobs[3:])).max() <= 1e-4
+    nothing_leaks(scheduler)
 
 
 def test_a_failed_step_fails_its_sequences_and_the_next_ones_are_right(llama: Reference, monkeypatch):

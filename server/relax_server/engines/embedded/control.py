@@ -47,13 +47,15 @@ class Control:
     def update_weights(self, tensors: dict[str, torch.Tensor], version: str | None, flush: bool, abort_all: bool) -> int:
         """Copy new values in; returns how many sequences were held by a pause.
 
-        Media embeddings are always forgotten, since they come from the old towers. Sequences that are running go on with
-        the keys and values they have; what they generate from now on carries the new version.
+        Media embeddings are always forgotten, since they come from the old towers. Sequences that generate go on with the
+        keys and values they have; what they generate from now on carries the new version. Prompts that are half computed
+        are computed again, so that no prompt is of two versions.
 
         Args:
             tensors: from `weights.read_folder`.
             version: what new tokens carry; None keeps the present one.
-            flush: whether cached prefixes are forgotten too; without it, they stay as the old weights computed them.
+            flush: whether cached prefixes are forgotten too; without it they, and the first half of a prompt, stay as the
+                old weights computed them.
             abort_all: whether all requests are ended first.
 
         Raises:
@@ -72,6 +74,7 @@ class Control:
         scheduler.embeddings.flush()
         if flush:
             scheduler.flush_cache()
+            scheduler.restart_prefills()
         scheduler.stats.weight_updates += 1
         self.timeline.add("update weights", began, time.time(), version=scheduler.weight_version)
         self._weights_undefined = False

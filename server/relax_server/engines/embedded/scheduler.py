@@ -100,6 +100,16 @@ class Scheduler:
         for sequence in sorted(self.running, key=lambda s: -s.arrival):
             self._retract(sequence)
 
+    def restart_prefills(self) -> None:
+        """Begin anew with what is half computed: the weights have changed, and the rest would be of other ones.
+
+        A sequence that generates keeps its keys and values. So those of a prompt are all of one version of the weights: the
+        version of the first token that was sampled after them.
+        """
+        half = [s for s in self.running if len(s) - s.computed > 1]  # one token, the newest, is left where it generates
+        for sequence in sorted(half, key=lambda s: -s.arrival):
+            self._retract(sequence)
+
     def flush_cache(self) -> None:
         """Forget all cached prefixes and media embeddings; running sequences keep their own keys and values."""
         self.tree.flush()
