@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from relax_sdk.errors import ConfigError
 from relax_sdk.findings import Finding
+from relax_sdk.origin import read_origin
 from relax_sdk.run import Run
+from relax_sdk.silence import LEAST, silence
 from relax_sdk.spans import Spans, read_spans
 
 if TYPE_CHECKING:
@@ -108,10 +110,14 @@ def examine_run(folder: Path) -> list[Finding]:
         raise ConfigError(f"{folder}: {len(rows)} steps are too few to judge; let it make at least {WARM + 2}")
     judged = rows[WARM:]
     spans = read_spans(folder / "timeline")
+    origin = read_origin(folder)
+    silent = silence(rows, run.config, origin.examples if origin is not None else None, least=LEAST)
+    idle = silent is not None and silent.level == "problem"
     checks: Sequence[Callable[[], list[Finding]]] = (
-        lambda: _speed(judged, spans),
+        lambda: [silent] if silent is not None else [],
+        lambda: _speed(judged, spans)[: 1 if idle else None],  # how to learn nothing faster is no advice
         lambda: _staleness(judged, run.config.max_staleness),
-        lambda: _learning(judged),
+        lambda: _learning(judged, silent is not None),
         lambda: _numbers(judged),
         lambda: _failures(rows, spans),
     )
@@ -209,7 +215,7 @@ def _mean(rows: Sequence[dict[str, Any]], name: str) -> float:
     return mean(row.get(name, 0.0) for row in rows)
 
 
-def _learning(rows: Sequence[dict[str, Any]]) -> list[Finding]:
+def _learning(rows: Sequence[dict[str, Any]], silent: bool) -> list[Finding]:
     third = max(1, len(rows) // 3)
     first, last = _mean(rows[:third], "reward"), _mean(rows[-third:], "reward")
     findings = [Finding("ok", f"reward {first:.3f} in the first third of the steps, {last:.3f} in the last")]
@@ -219,14 +225,14 @@ def _learning(rows: Sequence[dict[str, Any]]) -> list[Finding]:
     if equal > 0.5 and last < 0.8 * best:
         advice = "lower optimizer.lr, or add algorithm.kl_coef"
         findings.append(Finding("problem", f"reward fell from {best:.3f} to {last:.3f}", advice))
-    if equal > 0.5:
-        findings.append(
-            Finding(
-                "note",
-                f"{equal:.0%} of the last groups had equal rewards and taught nothing",
-                "fine when the task is solved; else choose tasks neither too easy nor too hard, or raise rollout.group_size",
-            )
+    if equal > 0.5 and not silent:
+        best_yet = last >= 0.95 * best and last > first
+        advice = (
+            "most of these tasks are solved: end the run, or give harder ones"
+            if best_yet
+            else "choose tasks neither too easy nor too hard, or raise rollout.group_size"
         )
+        findings.append(Finding("note", f"{equal:.0%} of the last groups had equal rewards and taught nothing", advice))
     entropy = _mean(recent, "entropy")
     if entropy < 0.01 and equal < 0.5:
         findings.append(

@@ -17,6 +17,7 @@ from typing import Any
 from relax_sdk.client.upload import OURS, by_value
 from relax_sdk.env import Env
 from relax_sdk.errors import ConfigError, RegistryError, RelaxError, raised
+from relax_sdk.examples import gives_examples
 from relax_sdk.loading import import_file, import_from, import_module_from
 from relax_sdk.registry import EnvSpec, get_spec, registered
 
@@ -50,6 +51,8 @@ class Origin:
     """The version that made the copy, such as `3.11`."""
     no_copy: str | None = None
     """Why there is no copy; None where there is one."""
+    examples: bool | None = None
+    """Whether the environment defines `format_example`."""
     agent: list[str] | str | None = None
     """The command that plays the episodes."""
     agent_function: str | None = None
@@ -80,6 +83,7 @@ def keep_origin(spec: EnvSpec, agent: AgentLike, folder: Path) -> None:
         None if installed else str(Path.cwd() if file is None else _root(module, file)),
         spec.registered_in is not None,
         _python(),
+        examples=gives_examples(cls),
         agent=described,
         agent_function=getattr(agent, "__qualname__", type(agent).__name__) if callable(agent) else None,
     )
@@ -108,7 +112,9 @@ def load_origin(folder: Path, id: str, env: str | type[Env] | EnvSpec | None = N
     Raises:
         RegistryError: it cannot be loaded; the message says why, and how to give it.
     """
-    origin = _read(folder)
+    origin = read_origin(folder)
+    if origin is not None and env is None and registered(id) is None:
+        _check_owner(folder / NOTE)
     agent = _agent(folder, origin)
     if env is not None:
         return replace(get_spec(env), id=id), agent
@@ -253,10 +259,14 @@ def _write_copy(spec: EnvSpec, agent: AgentLike, path: Path) -> str | None:
     return None
 
 
-def _read(folder: Path) -> Origin | None:
+def read_origin(folder: Path) -> Origin | None:
+    """What a run folder says of its environment, without loading anything; None where it says nothing.
+
+    Raises:
+        RegistryError: the note cannot be read.
+    """
     path = folder / NOTE
     try:
-        _check_owner(path)
         values = json.loads(path.read_text())
         if not isinstance(values, Mapping):
             raise ValueError("not an object")

@@ -6,16 +6,19 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from relax_sdk.config import RunConfig
+from relax_sdk.silence import Watch, missing
 
 PLAIN_EVERY = 5.0
 """Seconds between plain lines."""
 TICK = 1.0
 """Seconds between two looks at a line on which only the time has changed."""
+SAMPLE_STEPS = 50
+"""Steps between two answers that are shown; the first step's is shown too."""
 CLOSE_SECONDS = 5.0
 """For a line that is just being shown; whoever reads it may have stopped."""
 
@@ -118,9 +121,20 @@ class Progress:
         config: of the run.
         folder: of the run.
         show: warnings only, if not.
+        examples: whether the environment defines `format_example`; None: not known.
+        rows: metrics of the steps before, when a run goes on.
     """
 
-    def __init__(self, config: RunConfig, folder: Path, show: bool = True) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: Path,
+        show: bool = True,
+        examples: bool | None = None,
+        rows: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        self._watch = Watch(config, examples, rows)
+        self._missing = missing(config, examples)
         self.config = config
         self.folder = folder
         self.text = "starting"
@@ -142,6 +156,12 @@ class Progress:
         self.rewards.append(metrics.get("reward", 0.0))
         self.held_out = metrics.get("eval_reward", self.held_out)
         self._display.show()
+        sample = metrics.get("sample")
+        if sample and self._says_end and (metrics["step"] == 1 or metrics["step"] % SAMPLE_STEPS == 0):
+            self._display.print(f"step {metrics['step']}, an answer: {sample['answer']!r} · reward {sample['reward']}")
+        finding = self._watch.step(metrics)
+        if finding is not None:
+            self.warn(f"step {metrics['step']}: {finding.what}. {finding.advice}")
 
     def warn(self, text: str) -> None:
         self._display.print(f"warning: {text}")
@@ -165,6 +185,8 @@ class Progress:
         return " · ".join([*parts, self.text] if self.text else parts)
 
     def __enter__(self) -> Progress:
+        for finding in self._missing:
+            self.warn(f"{finding.what}. {finding.advice}")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:

@@ -30,6 +30,7 @@ from relax_sdk.config import (
 from relax_sdk.defaults import SCRATCH, sections_for
 from relax_sdk.env import Env
 from relax_sdk.errors import ConfigError
+from relax_sdk.examples import gives_examples
 from relax_sdk.loading import refuse_while_importing
 from relax_sdk.origin import keep_origin, load_origin
 from relax_sdk.progress import Progress
@@ -183,7 +184,7 @@ class Trainer:
             name = self.runtime if isinstance(self.runtime, str) else "local"
             job = Job(self.spec, config, folder, self.agent, resume, name, lock.holder)
             run = Run(folder, config, job, self.runtime)
-            with Progress(config, folder, show=progress) as observer:
+            with Progress(config, folder, progress, gives_examples(self.spec.load()), run.metrics) as observer:
                 if not lock.enforced:
                     observer.warn(f"the file system of {folder} has no locks; the claim in the journal alone keeps others away")
                 try:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from relax_server.roles.layout import RunLayout
@@ -27,6 +28,8 @@ class Outputs:
         """One step's metrics; writing a step again replaces it for readers."""
         self._file.write(json.dumps(metrics, default=float) + "\n")
         scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in flatten(metrics) if math.isfinite(value)]
+        if "sample" in metrics:
+            scalars.append(text_pb("sample/text_summary", sample_text(metrics["sample"])).value[0])
         event = Event(wall_time=time.time(), step=int(metrics["step"]), summary=Summary(value=scalars))
         self._events.add_event(event)
 
@@ -34,6 +37,12 @@ class Outputs:
         self._events.flush()
         self._events.close()
         self._file.close()
+
+
+def sample_text(sample: dict[str, str]) -> str:
+    """A sample answer as Markdown, in which TensorBoard shows texts."""
+    asked, answer = (sample[name].replace("`", "'") for name in ("asked", "answer"))
+    return f"reward {sample['reward']}\n\n```\n{asked}\n```\n\n```\n{answer}\n```"
 
 
 def flatten(metrics: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:

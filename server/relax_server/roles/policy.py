@@ -18,6 +18,7 @@ from relax_server.bus.base import Batch, Bus
 from relax_server.bus.local import LocalBus
 from relax_server.garbage import settle
 from relax_server.journal import open_journal
+from relax_server.roles.batch_figures import batch_figures
 from relax_server.roles.channel import Outlet
 from relax_server.roles.fields import REFERENCE_ROLE, field_roles, wait_for_fields
 from relax_server.roles.layout import RunLayout
@@ -257,8 +258,8 @@ class PolicyRole:
             staleness_histogram=histogram(batch.staleness),
             rewards=mean_of(batch.groups, lambda trajectory: trajectory.rewards),
             episode_seconds=mean_of(batch.groups, lambda trajectory: trajectory.timings),
-            status=status_counts(batch.groups),
         )
+        metrics |= batch_figures(batch.groups, self.policy.step)
         return StepDone(self.policy.step, weights, metrics)
 
     def save(self, last: bool) -> None:
@@ -303,12 +304,3 @@ def mean_of(groups: list[Group], figures: Callable[[Trajectory], dict[str, float
             for name, value in figures(trajectory).items():
                 totals.setdefault(name, []).append(value)
     return {name: sum(values) / len(values) for name, values in totals.items()}
-
-
-def status_counts(groups: list[Group]) -> dict[str, int]:
-    """How the episodes of a batch ended."""
-    counts: dict[str, int] = {}
-    for group in groups:
-        for trajectory in group.trajectories:
-            counts[trajectory.status.value] = counts.get(trajectory.status.value, 0) + 1
-    return counts

@@ -1,0 +1,217 @@
+"""What a run that learns nothing says, and why: pure functions over its settings and its metrics.
+
+They are used while a run goes on (`relax_sdk.progress`) and afterwards (`relax_sdk.doctor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from relax_sdk.config import RunConfig
+from relax_sdk.findings import Finding
+
+WINDOW = 10
+"""Steps after which silence is told."""
+LEAST = 5
+"""Steps that a finished run must have made to be judged."""
+AGAIN = 50
+"""Steps after which the same is told again."""
+ALL = 0.95
+"""This share counts as all of them."""
+LONG_ANSWER = 32
+"""Tokens; a model from random weights seldom ends an answer by itself where so many are allowed."""
+GROUP_RELATIVE = frozenset({"grpo", "dr_grpo", "rloo"})
+"""Advantages that compare the episodes of a group."""
+
+Row = Mapping[str, Any]
+
+
+def from_random_weights(model: str) -> bool:
+    """Whether a built-in model starts from random weights; a folder is taken for a pretrained one."""
+    return model.startswith("relax/tiny-")
+
+
+def missing(config: RunConfig, examples: bool | None) -> list[Finding]:
+    """What a run lacks, before its first step.
+
+    Args:
+        config: its settings.
+        examples: whether the environment defines `format_example`; None: not known.
+    """
+    findings = []
+    if config.rollout.group_size == 1 and config.algorithm.advantage in GROUP_RELATIVE:
+        findings.append(
+            Finding(
+                "problem",
+                f"rollout.group_size = 1: the advantage {config.algorithm.advantage!r} compares the episodes of a group, so "
+                "nothing is learnt from a single one",
+                "set rollout.group_size to 2 or more; 8 to 16 are usual",
+            )
+        )
+    lacks = _lacks(config, examples) if from_random_weights(config.model) and examples is not None else []
+    if lacks:
+        what = f"{config.model} starts from random weights and emits noise until it is shown what an answer looks like"
+        what += f", and {_join(lack for lack, _ in lacks)}"
+        findings.append(Finding("problem", what, _join(how for _, how in lacks)))
+    return findings
+
+
+def _lacks(config: RunConfig, examples: bool | None) -> list[tuple[str, str]]:
+    """What a model from random weights needs and this run does not have, and how to get it."""
+    lacks = []
+    if examples is False:
+        lacks.append(
+            (
+                "the environment has no format_example",
+                "define format_example(rng), which gives the run a format warm-up, or train a pretrained model "
+                "(model='relax/smollm2-135m', or a Hugging Face folder)",
+            )
+        )
+        if config.sampling.max_new_tokens >= LONG_ANSWER:
+            lacks.append(
+                (
+                    f"its answers are cut at {config.sampling.max_new_tokens} tokens",
+                    "set sampling.max_new_tokens to the length of an answer",
+                )
+            )
+    elif config.warmup.steps == 0:
+        lacks.append(("warmup.steps = 0 leaves the format warm-up out", "set warmup.steps (60 is the default)"))
+    hold = config.algorithm.kl_coef > 0 or config.algorithm.entropy_coef == 0
+    if not hold and (lacks or config.sampling.max_new_tokens >= LONG_ANSWER):
+        lacks.append(("its settings are those for a pretrained model", "add **relax.FROM_SCRATCH to Trainer(…)"))
+    return lacks
+
+
+def silence(rows: Sequence[Row], config: RunConfig, examples: bool | None = None, least: int = WINDOW) -> Finding | None:
+    """What is to be said of the last steps of a run, if they taught nothing or all their episodes were cut.
+
+    Args:
+        rows: metrics by step, oldest first, of the whole run.
+        config: its settings.
+        examples: whether the environment defines `format_example`; None: not known.
+        least: fewer steps are not judged.
+
+    Returns:
+        A `problem`, or a `note` where the task is solved; None: the run learns.
+    """
+    recent = [row for row in rows if "n_groups" in row][-WINDOW:]
+    if len(recent) < least:
+        return None
+    groups = sum(row["n_groups"] for row in recent)
+    if groups and all(row.get("zero_variance_groups", 0) >= row["n_groups"] for row in recent):
+        return _flat(rows, recent, groups, config, examples)
+    if _truncated(recent) >= ALL:
+        return Finding("problem", f"all episodes of the last {len(recent)} steps were cut", _limits(recent, config))
+    return None
+
+
+def _flat(rows: Sequence[Row], recent: Sequence[Row], groups: int, config: RunConfig, examples: bool | None) -> Finding:
+    """All groups had equal rewards: the task is solved, the policy always does the same, or no answer ever earned anything."""
+    low = min(row.get("reward_min", row["reward"]) for row in recent)
+    high = max(row.get("reward_max", row["reward"]) for row in recent)
+    what = f"nothing was learnt in the last {len(recent)} steps: in each of {groups} groups all episodes had the same reward"
+    worst = min(row["reward"] for row in rows if "reward" in row)
+    best = max(row["reward"] for row in rows if "reward" in row)
+    same = high - low < 1e-9
+    if same and low >= best - 1e-9 and low > worst + 1e-9:
+        return Finding(
+            "note",
+            f"{what}, and it is the best of the run, {low:.3f}: the task is solved",
+            "end the run, or give harder tasks",
+        )
+    what += f" ({low:.3f})" if same else f" (from {low:.3f} to {high:.3f} between the groups)"
+    if config.rollout.group_size == 1:
+        return Finding("problem", what, "a group of one has nothing to be compared with: set rollout.group_size to 2 or more")
+    cause = _cause(recent, config, examples, same)
+    return Finding("problem", f"{what}{_sample(recent)}", cause)
+
+
+def _cause(recent: Sequence[Row], config: RunConfig, examples: bool | None, same: bool) -> str:
+    """The likely cause, and the setting to change."""
+    cut = _mean(recent, "cut_responses")
+    if config.sampling.temperature == 0:
+        return "sampling.temperature = 0 makes all answers of a group alike: set it to 1"
+    if same and _truncated(recent) >= ALL:
+        return _limits(recent, config)
+    lacks = _lacks(config, examples) if from_random_weights(config.model) else []
+    if same and lacks:
+        return f"likely because {lacks[0][0]}, so that the model emits noise: {_join(how for _, how in lacks)}"
+    if same and cut >= ALL and config.sampling.max_new_tokens > 4:
+        return (
+            f"likely because {cut:.0%} of the answers are cut at sampling.max_new_tokens = {config.sampling.max_new_tokens} "
+            "before they end: raise it, or ask for shorter answers"
+        )
+    if not same and _mean(recent, "entropy") < 0.05:
+        return (
+            "the policy has stopped trying (entropy "
+            f"{_mean(recent, 'entropy'):.3f}): lower optimizer.lr, or raise algorithm.kl_coef or algorithm.entropy_coef"
+        )
+    if same:
+        return (
+            "likely because no answer has the form that the environment rewards, or the reward does not tell answers apart: "
+            "look at the sample answer, say the form in the prompt (system_prompt), or give tasks that are sometimes solved"
+        )
+    return "the tasks are too easy or too hard: choose others, raise rollout.group_size, or raise sampling.temperature"
+
+
+def _limits(recent: Sequence[Row], config: RunConfig) -> str:
+    """Which limit cuts the episodes."""
+    if _mean(recent, "cut_responses") >= ALL:
+        return (
+            f"their answers end at sampling.max_new_tokens = {config.sampling.max_new_tokens} or where the episode's tokens "
+            f"do, rollout.max_tokens = {config.rollout.max_tokens}: raise them, or ask for shorter answers"
+        )
+    return (
+        f"no episode comes to its end within rollout.max_turns = {config.rollout.max_turns} and rollout.max_tokens = "
+        f"{config.rollout.max_tokens}: raise them, or let the environment return terminated=True earlier"
+    )
+
+
+def _truncated(recent: Sequence[Row]) -> float:
+    ended: dict[str, int] = {}
+    for row in recent:
+        for status, count in row.get("status", {}).items():
+            ended[status] = ended.get(status, 0) + count
+    return ended.get("truncated", 0) / max(sum(ended.values()), 1)
+
+
+def _sample(recent: Sequence[Row]) -> str:
+    sample = next((row["sample"] for row in reversed(recent) if row.get("sample")), None)
+    return f"; an answer was {sample['answer']!r}" if sample else ""
+
+
+def _mean(rows: Sequence[Row], name: str) -> float:
+    return sum(row.get(name, 0.0) for row in rows) / max(len(rows), 1)
+
+
+def _join(parts: Iterable[str]) -> str:
+    return "; ".join(parts)
+
+
+class Watch:
+    """Says once, and again every `AGAIN` steps, that a run learns nothing.
+
+    Args:
+        config: the run's settings.
+        examples: whether the environment defines `format_example`; None: not known.
+        rows: metrics of the steps before, when a run goes on.
+    """
+
+    def __init__(self, config: RunConfig, examples: bool | None, rows: Sequence[Row] = ()) -> None:
+        self._config, self._examples = config, examples
+        self._rows: dict[int, Row] = {row["step"]: row for row in rows}
+        self._told: int | None = None
+        self._since = max(self._rows, default=0)
+
+    def step(self, row: Row) -> Finding | None:
+        """Take one step's metrics; the same step may come again with an evaluation."""
+        step = int(row["step"])
+        again = step in self._rows
+        self._rows[step] = row
+        if again or step - self._since < WINDOW or (self._told is not None and step - self._told < AGAIN):
+            return None
+        finding = silence([self._rows[number] for number in sorted(self._rows)], self._config, self._examples)
+        if finding is not None:
+            self._told = step
+        return finding
