@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from relax_server.gateway.openai_chat import shown
+import pytest
+from relax_server.gateway.errors import ApiError
+from relax_server.gateway.openai_chat import control_delta, read_message, shown
 from relax_server.gateway.openai_responses import output, read_items
 from relax_server.models.processor import Processor
 
@@ -51,3 +53,19 @@ def test_a_call_that_cannot_be_read_is_shown_as_the_text_it_was(processor: Proce
     answer = shown(message, turn, (), processor)
     assert (answer.text, answer.tool_calls) == ("nonsense(", ()), "its tags are control tokens of this model, and no text"
     assert answer.control_tokens == (ControlToken("<tool_call>", 0), ControlToken("</tool_call>", 9))
+
+
+def test_control_tokens_are_beside_the_text_in_every_form_of_an_answer() -> None:
+    message = AssistantMessage(content=(Text("ab"),), control_tokens=(ControlToken("</think>", 1),))
+    field = [{"token": "</think>", "at": 1}]
+    assert message.to_openai() == {"role": "assistant", "content": "ab", "control_tokens": field}
+    assert control_delta(message) == {"control_tokens": field} and control_delta(AssistantMessage()) == {}
+    (item,) = output("r", message)
+    assert item["content"][0]["text"] == "ab" and item["control_tokens"] == field
+    assert read_items([item], {}) == [message]
+
+
+@pytest.mark.parametrize("tokens", [3, "x", [3], [{"token": "x"}], [{"token": 3, "at": 0}], [{"token": "x", "at": -1}]])
+def test_control_tokens_that_cannot_be_read_are_refused(tokens: object) -> None:
+    with pytest.raises(ApiError, match="control"):
+        read_message({"role": "assistant", "content": "a", "control_tokens": tokens}, 0, {})
