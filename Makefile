@@ -32,8 +32,8 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # The tests that `make test` leaves out because they take long, a quarter of an hour in all.
-test-nightly: $(STAMP)
-	@$(BIN)/python -m pytest -m nightly
+test-nightly: $(STAMP) .venv-processors
+	@RELAX_PROCESSORS_PYTHON=$(CURDIR)/.venv-processors/bin/python $(BIN)/python -m pytest -m nightly
 
 lint: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python && $(BIN)/lint-imports
@@ -51,6 +51,13 @@ service-chaos: $(STAMP)
 	@echo "==> TRL into $@ (about 2 GB)"
 	@$(PYTHON) -m venv $@ && $@/bin/pip install --progress-bar off -q torch==2.13.0
 	@$@/bin/pip install --progress-bar off -q -r $< && touch $@
+
+# transformers with torchvision, which its processors of films need and the environment above must not have.
+.venv-processors: benchmarks/peers/processors.txt
+	@echo "==> transformers' processors with torchvision into $@ (about 1 GB)"
+	@$(PYTHON) -m venv $@ && $@/bin/pip install --progress-bar off -q torch==2.13.0
+	@$@/bin/pip install --progress-bar off -q -r $< && $@/bin/pip install --progress-bar off -q --no-deps torchvision==0.28.0
+	@touch $@
 
 # Real SGLang, as an engine (about 3 GB). Where there is an NVIDIA driver it comes with its CUDA packages.
 .venv-sglang: .venv-sglang/.installed

@@ -13,7 +13,7 @@ from typing import Any
 from relax_sdk.errors import ConfigError
 from relax_server.models.tokenizer import SPECIAL, byte_tokenizer
 
-FORMAT = 2
+FORMAT = 3
 """Raised when the recipe of a built-in model changes, so that old folders in the cache are not used."""
 
 
@@ -124,21 +124,28 @@ def _tiny_omni(folder: Path, seed: int) -> None:
     )
     config = Qwen3OmniMoeThinkerConfig(**settings)
     _save(folder, lambda: Qwen3OmniMoeThinkerForConditionalGeneration(config), tokenizer, seed, torch)
-    (folder / "preprocessor_config.json").write_text(
-        json.dumps(
-            dict(
-                size=dict(shortest_edge=32 * 32, longest_edge=196 * 32 * 32),
-                image_mean=[0.5, 0.5, 0.5],
-                image_std=[0.5, 0.5, 0.5],
-                patch_size=16,
-                temporal_patch_size=2,
-                merge_size=2,
-                feature_size=128,
-                max_video_frames=16,
-            ),
-            indent=1,
-        )
+    _omni_processor(folder)
+
+
+def _omni_processor(folder: Path) -> None:
+    """Processor configuration of the tiny thinker: pictures and frames of up to 196 tokens, films of up to 16 frames."""
+    pixels: dict[str, Any] = dict(
+        size=dict(shortest_edge=32 * 32, longest_edge=196 * 32 * 32),
+        image_mean=[0.5, 0.5, 0.5],
+        image_std=[0.5, 0.5, 0.5],
+        patch_size=16,
+        temporal_patch_size=2,
+        merge_size=2,
+        resample=3,
+        rescale_factor=1 / 255,
     )
+    image = dict(image_processor_type="Qwen2VLImageProcessor", **pixels)
+    audio = dict(feature_extractor_type="WhisperFeatureExtractor", feature_size=128, sampling_rate=16_000)
+    # More frames a second than films have: all of a short film, and 16 spread over a longer one.
+    frames = dict(do_sample_frames=True, fps=60, min_frames=2, max_frames=16)
+    video = dict(video_processor_type="Qwen2VLVideoProcessor", **pixels, **frames)
+    for name, settings in (("preprocessor_config.json", image | audio), ("video_preprocessor_config.json", video)):
+        (folder / name).write_text(json.dumps(settings, indent=1))
 
 
 def _tiny_text(kind: str) -> Callable[[Path, int], None]:

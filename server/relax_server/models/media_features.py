@@ -1,21 +1,21 @@
-"""Media bytes to the tensors a Qwen3-Omni tower takes, without torchvision: patches and log-mel frames."""
+"""Media bytes to the tensors a Qwen3-Omni tower takes, as the model folder's own processor would prepare them.
+
+Where that processor needs torchvision, this calls what torchvision calls: `torch.nn.functional.interpolate` on 8-bit pixels.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from relax_sdk.errors import MediaError
-from relax_sdk.media import SAMPLING_RATE, decode_audio, decode_image, decode_video
+from relax_sdk.media import decode_audio, decode_image, decode_video
+from relax_server.models.processor_config import RESAMPLE, PatchSettings, ProcessorConfig
 
 Kind = Literal["image", "audio", "video"]
-
-MIN_SAMPLES = SAMPLING_RATE // 10
-"""Shorter sounds are padded with silence to 0.1 s, the shortest the mel filter takes."""
 
 
 @dataclass(frozen=True)
@@ -33,79 +33,61 @@ class MediaFeatures:
     """Seconds that one temporal patch spans; video."""
 
 
-@dataclass(frozen=True)
-class FeatureConfig:
-    """Sizes and statistics; from the model folder's `preprocessor_config.json`."""
-
-    min_pixels: int
-    max_pixels: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    patch: int
-    temporal: int
-    merge: int
-    mels: int
-    max_frames: int
-
-    @classmethod
-    def load(cls, folder: Path) -> FeatureConfig:
-        """Read a model folder; missing fields take Qwen3-Omni's published values."""
-        import json
-
-        file = folder / "preprocessor_config.json"
-        raw: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-        size = raw.get("size") or {}
-        return cls(
-            min_pixels=size.get("shortest_edge", raw.get("min_pixels", 3136)),
-            max_pixels=size.get("longest_edge", raw.get("max_pixels", 12_845_056)),
-            mean=tuple(raw.get("image_mean", (0.5, 0.5, 0.5))),
-            std=tuple(raw.get("image_std", (0.5, 0.5, 0.5))),
-            patch=raw.get("patch_size", 16),
-            temporal=raw.get("temporal_patch_size", 2),
-            merge=raw.get("merge_size", 2),
-            mels=raw.get("feature_size", 128),
-            max_frames=raw.get("max_video_frames", 64),
-        )
-
-
 class FeatureExtractor:
     """Decodes and prepares media; safe to call from several threads."""
 
-    def __init__(self, config: FeatureConfig) -> None:
+    def __init__(self, config: ProcessorConfig) -> None:
         from transformers import WhisperFeatureExtractor
 
         self.config = config
-        self._mel: Any = WhisperFeatureExtractor(feature_size=config.mels, sampling_rate=SAMPLING_RATE)
+        self._mel: Any = WhisperFeatureExtractor(**asdict(config.audio))
 
     def __call__(self, data: bytes, kind: Kind) -> MediaFeatures:
         """Features of one item.
 
         Raises:
-            MediaError: damaged, empty, not finite.
+            MediaError: damaged, empty, not finite, or not of a shape that the model's processor takes.
         """
         if kind == "audio":
-            return self._audio(decode_audio(data))
+            return self._audio(decode_audio(data, self.config.audio.sampling_rate))
         if kind == "image":
-            return self._visual(decode_image(data)[None], "image", None)
+            return _visual(decode_image(data)[None], "image", self.config.image, self.config.image.max_pixels, None)
         if kind == "video":
-            frames, fps = decode_video(data, self.config.max_frames)
-            return self._visual(frames, "video", self.config.temporal / fps)
+            return self._video(data)
         raise MediaError(f"unknown media kind {kind!r}")
 
     def _audio(self, wave: np.ndarray) -> MediaFeatures:
-        wave = np.pad(wave, (0, max(0, MIN_SAMPLES - len(wave))))
-        out = self._mel(wave, sampling_rate=SAMPLING_RATE, padding=False, truncation=False, return_tensors="np")
+        settings = self.config.audio
+        wave = np.pad(wave, (0, max(0, settings.min_samples - len(wave))))
+        out = self._mel(wave, sampling_rate=settings.sampling_rate, padding=False, truncation=False, return_tensors="np")
         tensor = np.ascontiguousarray(out["input_features"][0], dtype=np.float32)
         return MediaFeatures("audio", tensor, audio_tokens(tensor.shape[1]))
 
-    def _visual(self, frames: np.ndarray, kind: Kind, second_per_grid: float | None) -> MediaFeatures:
-        c = self.config
-        height, width = fit_size(frames.shape[1], frames.shape[2], c.patch * c.merge, c.min_pixels, c.max_pixels)
-        if (height, width) != frames.shape[1:3]:
-            frames = _resize(frames, height, width)
-        pixels = (frames.astype(np.float32) / 255 - np.asarray(c.mean, np.float32)) / np.asarray(c.std, np.float32)
-        tensor, grid = patchify(pixels, c.patch, c.merge, c.temporal)
-        return MediaFeatures(kind, tensor, math.prod(grid) // c.merge**2, grid, second_per_grid)
+    def _video(self, data: bytes) -> MediaFeatures:
+        settings = self.config.video
+        frames, fps = decode_video(data, sample=self.config.sampling)
+        most = settings.max_pixels
+        if self.config.cap_pixels_per_frame:
+            total = int(self.config.max_video_tokens * (settings.patch * settings.merge) ** 2 * 0.9)
+            most = max(min(most, total * settings.temporal // len(frames)), int(settings.min_pixels * 1.05))
+        return _visual(frames, "video", settings, most, settings.temporal / fps)
+
+
+def _visual(
+    frames: np.ndarray, kind: Kind, settings: PatchSettings, max_pixels: int, second_per_grid: float | None
+) -> MediaFeatures:
+    factor = settings.patch * settings.merge
+    if settings.do_resize:
+        frames = resize(frames, *fit_size(*frames.shape[1:3], factor, settings.min_pixels, max_pixels), settings)
+    elif frames.shape[1] % factor or frames.shape[2] % factor:
+        raise MediaError(
+            f"{kind} of {frames.shape[2]}x{frames.shape[1]} pixels: the model's processor does not resize, so both sides must "
+            f"be multiples of {factor}"
+        )
+    mean, std = (np.asarray(values, np.float32) for values in (settings.mean, settings.std))
+    pixels = (frames.astype(np.float32) * np.float32(settings.scale) - mean) / std
+    tensor, grid = patchify(pixels, settings.patch, settings.merge, settings.temporal)
+    return MediaFeatures(kind, tensor, math.prod(grid) // settings.merge**2, grid, second_per_grid)
 
 
 def audio_tokens(n_frames: int) -> int:
@@ -119,14 +101,15 @@ def audio_tokens(n_frames: int) -> int:
 def fit_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
     """The nearest size whose sides are multiples of `factor` and whose area is within bounds, at nearly the same shape.
 
-    The rule of Qwen2-VL's image processor.
+    `smart_resize` of Qwen2-VL's image processor. A side that rounds to nothing makes the area nothing, so that both sides are
+    stretched to `min_pixels` from the size given, not from a rounded one.
 
     Raises:
         MediaError: one side is over 200 times the other.
     """
     if max(height, width) > 200 * min(height, width):
         raise MediaError(f"{width}x{height} pixels: the longer side may be at most 200 times the shorter")
-    h, w = (max(factor, round(side / factor) * factor) for side in (height, width))
+    h, w = (round(side / factor) * factor for side in (height, width))
     if h * w > max_pixels:
         beta = math.sqrt(height * width / max_pixels)
         h, w = (max(factor, math.floor(side / beta / factor) * factor) for side in (height, width))
@@ -136,11 +119,29 @@ def fit_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: 
     return h, w
 
 
-def _resize(frames: np.ndarray, height: int, width: int) -> np.ndarray:
-    from PIL import Image
+def resize(frames: np.ndarray, height: int, width: int, settings: PatchSettings) -> np.ndarray:
+    """Frames of another size, with the filter that the settings name.
 
-    size = (width, height)
-    return np.stack([np.asarray(Image.fromarray(f).resize(size, Image.Resampling.BICUBIC)) for f in frames])
+    Args:
+        frames: uint8 [n, height, width, 3].
+
+    Returns:
+        uint8 [n, height, width, 3].
+    """
+    if (height, width) == frames.shape[1:3]:
+        return frames
+    name = RESAMPLE[settings.resample]
+    if settings.filter == "pillow":
+        from PIL import Image
+
+        with_filter = Image.Resampling(settings.resample)
+        return np.stack([np.asarray(Image.fromarray(frame).resize((width, height), with_filter)) for frame in frames])
+    import torch
+    from torch.nn.functional import interpolate
+
+    pixels = torch.from_numpy(np.array(frames.transpose(0, 3, 1, 2), order="C"))
+    smooth: dict[str, Any] = {} if name == "nearest" else {"antialias": True, "align_corners": False}
+    return interpolate(pixels, size=(height, width), mode=name, **smooth).numpy().transpose(0, 2, 3, 1)
 
 
 def patchify(pixels: np.ndarray, patch: int, merge: int, temporal: int) -> tuple[np.ndarray, tuple[int, int, int]]:

@@ -19,7 +19,8 @@ from relax_sdk.errors import ConfigError, TokenError
 from relax_sdk.media import Media
 from relax_sdk.messages import AssistantMessage, Message, Text
 from relax_server.models.answers import AnswerReader
-from relax_server.models.media_features import FeatureConfig, FeatureExtractor, Kind, MediaFeatures
+from relax_server.models.media_features import FeatureExtractor, Kind, MediaFeatures
+from relax_server.models.processor_config import ProcessorConfig
 from relax_server.models.shared_features import SharedFeatures
 
 __all__ = ["MediaFeatures", "Processor", "Rendered"]
@@ -65,7 +66,9 @@ class Processor:
             c = self.hf_config
             self.placeholder_ids = {"image": c.image_token_id, "audio": c.audio_token_id, "video": c.video_token_id}
             self.banned_ids = tuple(sorted({*self.placeholder_ids.values(), *self._media_brackets()}))
-            self._extract = FeatureExtractor(FeatureConfig.load(path))
+            config = ProcessorConfig.load(path)
+            config.check_model(path, c.vision_config, c.audio_config)
+            self._extract = FeatureExtractor(config)
         self._kinds = {id: kind for kind, id in self.placeholder_ids.items()}
         self._features: OrderedDict[str, MediaFeatures] = OrderedDict()
         self._features_bytes = 0
