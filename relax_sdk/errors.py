@@ -7,8 +7,9 @@ RelaxError
 ├── EpisodeError             something went wrong inside one episode
 │   ├── EnvError             the environment raised, hung or returned nonsense
 │   ├── RewardError          a reward function raised or returned a value that is not finite
-│   └── EpisodeTimeout       a stage of the episode passed its time limit
-├── TokenError               tokens, placeholders and media do not fit together
+│   ├── EpisodeTimeout       a stage of the episode passed its time limit
+│   └── EpisodeOver          no failure: a limit on turns or tokens has ended the episode
+├── TokenError               tokens, placeholders, media and weight versions do not fit together
 ├── EngineError              an inference engine refused, failed or answered wrongly
 │   ├── EngineFaulty         it failed inside, or its answer cannot be right
 │   ├── EngineUnavailable    it cannot be reached, or did not answer in time
@@ -37,6 +38,7 @@ __all__ = [
     "EngineUnavailable",
     "EnvError",
     "EpisodeError",
+    "EpisodeOver",
     "EpisodeTimeout",
     "JournalError",
     "MediaError",
@@ -93,8 +95,12 @@ class EpisodeTimeout(EpisodeError, TimeoutError):
     """A stage of an episode (reset, turn, step, scoring or the whole) passed its time limit."""
 
 
+class EpisodeOver(EpisodeError):
+    """A limit on turns or tokens has ended the episode. Not a failure: an agent lets it pass, and the episode is scored."""
+
+
 class TokenError(RelaxError, ValueError):
-    """Token ids, media placeholders and media do not fit together; the message gives both counts."""
+    """Token ids, media placeholders, media and weight versions do not fit together; the message gives both counts."""
 
 
 class EngineError(RelaxError):

@@ -6,12 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from relax_sdk.errors import EpisodeError
 from relax_sdk.messages import AssistantMessage, Message
-
-
-class EpisodeOver(EpisodeError):
-    """A limit on turns or tokens has ended the episode. Not a failure: an agent lets it pass, and the episode is scored."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from relax_sdk.config import SamplingParams
-from relax_sdk.errors import JournalError
+from relax_sdk.errors import JournalError, TokenError
 from relax_sdk.media import MediaRef
 
 
@@ -147,6 +147,9 @@ class Trajectory:
         While each prompt starts with an earlier prompt and its response, the turns are one sample in which observations
         carry mask 0 and responses mask 1. Where history was rewritten, a new sample starts; calls of an agent that leads
         several conversations at once go each to its own.
+
+        Raises:
+            TokenError: a turn's weight versions do not cover its response.
         """
         out: list[Sample] = []
         for index, turn in enumerate(self.turns):
@@ -195,7 +198,7 @@ def token_versions(turn: Turn) -> list[int]:
     """The weight version of every response token.
 
     Raises:
-        JournalError: the spans do not cover the response exactly.
+        TokenError: the spans do not cover the response exactly.
     """
     versions: list[int] = []
     for span in turn.weight_versions:
@@ -203,7 +206,7 @@ def token_versions(turn: Turn) -> list[int]:
             break
         versions += [span.version] * (span.end - span.start)
     if len(versions) != len(turn.response_ids):
-        raise JournalError(f"weight version spans {turn.weight_versions} do not cover {len(turn.response_ids)} response tokens")
+        raise TokenError(f"weight version spans {turn.weight_versions} do not cover {len(turn.response_ids)} response tokens")
     return versions
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import websockets
+from reward_bodies import REFUSED
 from service_process import Service
 from websockets.asyncio.client import ClientConnection
 
@@ -54,14 +55,24 @@ async def test_errors_leave_the_socket_open(service: Service) -> None:
         for body, says in (
             ({"op": "fly"}, "allowed: open"),
             ({"op": "generate"}, "messages"),
-            ({"op": "step", "action": 3}, "must be an object"),
-            ({"op": "reward", "value": "x"}, "number"),
+            ({"op": "step", "action": 3}, "action: Input should be a valid dictionary"),
+            ({"op": "step", "acton": {}}, "action: Field required"),
             ({"op": "finish"}, "no model call yet"),
         ):
             answer = await ask(socket, id="a", **body)
             assert answer["id"] == "a" and says in answer["error"]["message"], answer
         answer = await ask(socket, op="generate", messages=[{"role": "user", "content": "x"}])
         assert "result" in answer
+
+
+async def test_a_reward_is_read_the_same_over_the_route_and_the_socket(service: Service) -> None:
+    session = service.open(sampling={"max_new_tokens": 1})
+    async with connect(service, session) as socket, httpx.AsyncClient(base_url=service.url, timeout=30) as http:
+        for body, says in REFUSED:
+            posted = await http.post(f"/v1/sessions/{session['id']}/reward", json=body)
+            sent = await ask(socket, op="reward", **body)
+            assert posted.status_code == 400 and posted.json()["error"] == sent["error"], body
+            assert sent["error"]["message"] == says
 
 
 def fresh(service: Service, key: str = "") -> Any:

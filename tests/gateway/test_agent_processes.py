@@ -10,6 +10,7 @@ import psutil
 import pytest
 from relax_server.gateway.agent.gateway import AgentGateway
 from relax_server.rollout.threads import CallThreads
+from reward_bodies import REFUSED
 
 import relax_sdk as relax
 from relax_sdk import MediaStore, Status
@@ -131,6 +132,22 @@ async def test_only_its_own_key_opens_a_session(play):
     """
     result = await play(program, on_failure="count")
     assert result.trajectories[0].info["agent_output"].count("refused 404") == 2
+
+
+async def test_a_wrong_reward_is_refused_as_the_service_refuses_it(play):
+    program = f"""
+    import json, os, urllib.error, urllib.request
+    url = os.environ["RELAX_BASE_URL"] + "/v1/sessions/" + os.environ["RELAX_SESSION_ID"] + "/reward"
+    key = {{"Authorization": "Bearer " + os.environ["RELAX_SESSION_KEY"]}}
+    for body in {[body for body, _ in REFUSED]!r}:
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), key))
+            print("taken", body)
+        except urllib.error.HTTPError as error:
+            print(error.code, json.load(error)["error"]["message"])
+    """
+    result = await play(program, on_failure="count")
+    assert result.trajectories[0].info["agent_output"].splitlines() == [f"400 {says}" for _, says in REFUSED]
 
 
 def test_training_with_an_agent_that_knows_only_the_openai_client(tmp_path: Path) -> None:

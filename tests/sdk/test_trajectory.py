@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_sdk.errors import JournalError
+from relax_sdk.errors import JournalError, TokenError
 from relax_sdk.media import MediaRef
 from relax_sdk.trajectory import (
     Group,
@@ -149,7 +149,7 @@ def test_version_spans_cover_the_response(pieces: list[tuple[int, int]]) -> None
     ids=["none", "short", "late", "overlap", "empty", "long"],
 )
 def test_spans_that_do_not_cover_the_response(spans: list[VersionSpan]) -> None:
-    with pytest.raises(JournalError, match="do not cover 3 response tokens"):
+    with pytest.raises(TokenError, match="do not cover 3 response tokens"):
         trajectory(Turn([1], [2, 3, 4], [0.0] * 3, spans)).samples()
 
 

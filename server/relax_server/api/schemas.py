@@ -5,18 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from relax_sdk.config import SamplingParams
+from relax_server.gateway.bodies import Body
 
 SEED_BITS = 53
 """Of seeds: what a JSON number holds exactly."""
-
-
-class Body(BaseModel):
-    """A request's body: unknown fields are refused, so that a misspelt one is noticed."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class SamplingBody(Body):
@@ -148,19 +143,6 @@ class EnvBody(Body):
     name: str | None = Field(default=None, max_length=100, description="With package: its name there; default: id")
     upload: str | None = Field(default=None, description="A spec pickled by cloudpickle, base64; see Client.upload_env")
     python: str = Field(default="", max_length=20, description="With upload: the version that pickled it, as 3.11")
-
-
-class StepBody(Body):
-    """An action in the environment."""
-
-    action: dict[str, Any] = Field(description="An assistant message, as the model call returned it")
-
-
-class RewardBody(Body):
-    """A reward from outside."""
-
-    name: str = Field(default="reward", min_length=1, max_length=100)
-    value: float = Field(allow_inf_nan=False)
 
 
 class KeyBody(Body):

@@ -20,12 +20,13 @@ from relax_server.api.core import ServiceCore
 from relax_server.api.keys import Key
 from relax_server.api.trajectories import finished
 from relax_server.engines.base import Generation
+from relax_server.gateway.bodies import RewardBody
 from relax_server.gateway.digest import digest
 from relax_server.gateway.errors import ApiError, as_api_error, bad, unknown
 from relax_server.gateway.played import PlayedSession, over
 from relax_server.log_ids import add_ids
 from relax_server.rollout.calls import Answer
-from relax_server.rollout.episode import Episode
+from relax_server.rollout.episode import USABLE, Episode
 from relax_server.rollout.recorder import Shown
 from relax_server.rollout.task import EpisodeTask
 
@@ -36,7 +37,6 @@ DONE_SECONDS = 60.0
 KEPT = 4096
 """Ended sessions whose outcome is remembered."""
 UNKNOWN = ": it was not opened at this server, or that was killed or restarted since; open a new one"
-USABLE = frozenset({Status.COMPLETED, Status.TRUNCATED})
 
 
 @dataclass(frozen=True)
@@ -168,9 +168,10 @@ class ExternalSession(PlayedSession):
         self.core.events.add(self.topic, "step", reward=outcome.reward, **ends)
         return outcome
 
-    def reward(self, name: str, value: float) -> None:
-        super().reward(name, value)
-        self.core.events.add(self.topic, "reward", name=name, value=float(value))
+    def reward(self, body: RewardBody) -> dict[str, Any]:
+        told = super().reward(body)
+        self.core.events.add(self.topic, "reward", **told)
+        return told
 
     async def finish(self) -> dict[str, Any]:
         """End the episode and wait until it is scored and durable."""

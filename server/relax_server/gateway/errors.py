@@ -12,6 +12,7 @@ from relax_sdk.errors import (
     EngineUnavailable,
     EnvError,
     EpisodeError,
+    EpisodeOver,
     EpisodeTimeout,
     JournalError,
     MediaError,
@@ -20,7 +21,6 @@ from relax_sdk.errors import (
     RewardError,
     TokenError,
 )
-from relax_sdk.session import EpisodeOver
 
 
 class ApiError(RelaxError):

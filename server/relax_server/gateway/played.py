@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import hmac
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from relax_sdk.media import MediaRef
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.session import StepOutcome
 from relax_server.engines.base import Generation
+from relax_server.gateway.bodies import RewardBody
 from relax_server.gateway.digest import digest
 from relax_server.gateway.errors import ApiError, bad
 from relax_server.models.processor import Processor
@@ -125,18 +125,17 @@ class PlayedSession(ABC):
         with self.busy():
             return await (self.session.call_tools(action) if tools else self.session.step(action))
 
-    def reward(self, name: str, value: float) -> None:
-        """Add a component to the reward, or replace one that was set before.
+    def reward(self, body: RewardBody) -> dict[str, Any]:
+        """Add a component to the reward, or replace one that was set before; returns what the agent is told.
 
         Raises:
-            ApiError: it is not a finite number, or the session is over.
+            ApiError: the name is the environment's, or the session is over.
         """
         self.require_open()
-        if not name or name == "env":
-            raise bad("a reward's name must be a word other than 'env', which is what the environment gives", "name")
-        if not math.isfinite(value):
-            raise bad(f"reward {name} = {value}; allowed: a finite number", "value")
-        self.session.extra_rewards[name] = float(value)
+        if body.name == "env":
+            raise bad("a reward's name must be another than 'env', which is what the environment gives", "name")
+        self.session.extra_rewards[body.name] = body.value
+        return {"name": body.name, "value": body.value}
 
     def end(self) -> None:
         """Let the episode be scored.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from relax_sdk.messages import AssistantMessage
+from relax_server.gateway.bodies import StepBody
 from relax_server.gateway.errors import bad
 from relax_server.gateway.media import known_media
 from relax_server.gateway.openai_chat import read_message
@@ -12,20 +13,20 @@ from relax_server.gateway.played import PlayedSession, Surroundings
 from relax_server.gateway.wire import on_wire, plain
 
 
-async def take_step(around: Surroundings, session: PlayedSession, raw: Any) -> Any:
+async def take_step(around: Surroundings, session: PlayedSession, body: StepBody) -> Any:
     """Carry an action out, and say what the environment answered.
 
     Args:
         around: where stored media are found.
         session: whose environment.
-        raw: an assistant message.
+        body: the request.
 
     Raises:
         ApiError: not an assistant message, or the session is over.
         EpisodeError: the environment failed.
     """
-    refs = await known_media(around, [raw])
-    action = read_message({"role": "assistant", **raw} if isinstance(raw, dict) else raw, 0, refs)
+    refs = await known_media(around, [body.action])
+    action = read_message({"role": "assistant", **body.action}, 0, refs)
     if not isinstance(action, AssistantMessage):
         raise bad("an action must be an assistant message", "action.role")
     outcome = await session.step(action)

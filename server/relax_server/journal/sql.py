@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from relax_sdk.errors import ConfigError, JournalError
+from relax_sdk.errors import ConfigError, JournalError, TokenError
 from relax_sdk.run_lock import Holder
 from relax_sdk.trajectory import Group, Trajectory, token_versions
 from relax_server.journal import claims, leases, migrate, postgres, sqlite
@@ -333,7 +333,7 @@ def _check(group: Group, split: str) -> None:
                 raise JournalError(f"{where}, turn {index}: {logprobs} logprobs for {tokens} response tokens")
             try:
                 token_versions(turn)
-            except JournalError as error:
+            except TokenError as error:
                 raise JournalError(f"{where}, turn {index}: {error}") from error
 
 

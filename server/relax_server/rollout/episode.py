@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from relax_sdk.errors import EngineAborted, EpisodeError, EpisodeTimeout, RelaxError
+from relax_sdk.errors import EngineAborted, EpisodeError, EpisodeOver, EpisodeTimeout, RelaxError
 from relax_sdk.rewards import score, scores_groups
-from relax_sdk.session import EpisodeOver
 from relax_sdk.trajectory import Status, Trajectory
 from relax_sdk.validation import plain_data
 from relax_server.log_ids import add_ids

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from relax_sdk.config import SamplingParams
-from relax_sdk.errors import EngineError, EpisodeError, JournalError, TokenError
+from relax_sdk.errors import EngineError, EpisodeError, TokenError
 from relax_sdk.media import Media, MediaRef
 from relax_sdk.messages import AssistantMessage, Message, Text
 from relax_sdk.trajectory import Turn, token_versions
@@ -257,7 +257,7 @@ class TokenRecorder:
             raise EngineError(f"{turn.engine}: a logprob of the response is NaN or infinite")
         try:
             token_versions(turn)
-        except JournalError as error:
+        except TokenError as error:
             raise EngineError(f"{turn.engine}: {error}") from error
         if not set(self.processor.placeholder_ids.values()).isdisjoint(turn.response_ids):
             raise TokenError(f"{turn.engine}: the response holds media placeholders; the engine must never sample them")

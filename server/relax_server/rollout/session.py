@@ -11,9 +11,9 @@ from enum import StrEnum
 from typing import Any
 
 from relax_sdk.env import Env
-from relax_sdk.errors import EnvError, EpisodeError, RelaxError
+from relax_sdk.errors import EnvError, EpisodeError, EpisodeOver, RelaxError
 from relax_sdk.messages import AssistantMessage, Message
-from relax_sdk.session import EpisodeOver, StepOutcome
+from relax_sdk.session import StepOutcome
 from relax_sdk.trajectory import Turn
 from relax_server.rollout.calls import Answer, CallOptions
 from relax_server.rollout.context import RolloutContext

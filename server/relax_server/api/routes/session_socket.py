@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import orjson
-from pydantic import ValidationError
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -18,7 +17,8 @@ from relax_server.api.opening import open_session
 from relax_server.api.schemas import SessionBody
 from relax_server.api.sessions import ExternalSession, SessionHub
 from relax_server.gateway import openai_chat
-from relax_server.gateway.errors import as_api_error, bad, invalid
+from relax_server.gateway.bodies import RewardBody, StepBody, checked
+from relax_server.gateway.errors import as_api_error, bad
 from relax_server.gateway.media import known_media
 from relax_server.gateway.step import take_step
 
@@ -135,13 +135,9 @@ class _Connection:
             case "generate":
                 return await self._generate(body)
             case "step":
-                return await take_step(self.core, self.session, body.get("action"))
+                return await take_step(self.core, self.session, checked(StepBody, body))
             case "reward":
-                value, name = body.get("value"), body.get("name", "reward")
-                if not isinstance(value, (int, float)) or not isinstance(name, str):
-                    raise bad("a reward needs a number as its value, and a name", "value")
-                self.session.reward(name, value)
-                return {"name": name, "value": value}
+                return self.session.reward(checked(RewardBody, body))
             case "finish":
                 return await self.session.finish()
             case "cancel":
@@ -166,10 +162,7 @@ class _Connection:
             raise bad("this connection belongs to one session; open others over /v1/sessions/ws", "op")
         if self._opening or (self._session is not None and not self._session.over):
             raise bad("this connection has an open session; finish or cancel it first", "op", "session_open")
-        try:
-            wanted = SessionBody.model_validate(body)
-        except ValidationError as error:
-            raise invalid(error.errors()) from error
+        wanted = checked(SessionBody, body)
         url = self.socket.base_url
         base = url.replace(scheme="https" if url.scheme == "wss" else "http")
         self._opening = True

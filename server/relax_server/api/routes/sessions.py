@@ -13,9 +13,10 @@ from relax_sdk.errors import RelaxError
 from relax_server.api import opening
 from relax_server.api.dependencies import Caller, Core, Hub, Session
 from relax_server.api.event_stream import follow
-from relax_server.api.schemas import RewardBody, SessionBody, StepBody
+from relax_server.api.schemas import SessionBody
 from relax_server.api.sessions import ExternalSession
 from relax_server.api.trajectories import finished
+from relax_server.gateway.bodies import RewardBody, StepBody
 from relax_server.gateway.step import take_step
 from relax_server.gateway.wire import json_response, on_wire
 
@@ -55,14 +56,13 @@ async def cancel_session(session: Session) -> Response:
 @router.post("/v1/sessions/{id}/step")
 async def step(core: Core, session: Session, body: StepBody) -> Response:
     """Act in the environment; tool calls go to its tools."""
-    return json_response(await take_step(core, session, body.action))
+    return json_response(await take_step(core, session, body))
 
 
 @router.post("/v1/sessions/{id}/reward")
 async def reward(session: Session, body: RewardBody) -> Response:
     """Set a component of the reward from outside."""
-    session.reward(body.name, body.value)
-    return json_response({"name": body.name, "value": body.value})
+    return json_response(session.reward(body))
 
 
 @router.post("/v1/sessions/{id}/finish")

@@ -9,7 +9,7 @@ import secrets
 import shlex
 import socket
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -21,8 +21,9 @@ from relax_sdk.errors import ConfigError, EpisodeError, RelaxError
 from relax_sdk.media import MediaRef, MediaStore
 from relax_sdk.messages import Message
 from relax_server.gateway.agent.processes import TERM_SECONDS, AgentProcess, AgentProcesses, end
+from relax_server.gateway.bodies import Body, RewardBody, StepBody, checked
 from relax_server.gateway.chat_route import ChatRoute
-from relax_server.gateway.errors import ApiError, as_api_error, bad, unknown
+from relax_server.gateway.errors import ApiError, as_api_error, unknown
 from relax_server.gateway.openai_responses import ResponsesRoute
 from relax_server.gateway.played import PlayedSession, over
 from relax_server.gateway.step import take_step
@@ -32,6 +33,8 @@ from relax_server.rollout.session import EpisodeSession
 from relax_server.rollout.threads import CallThreads
 
 logger = logging.getLogger(__name__)
+
+B = TypeVar("B", bound=Body)
 
 HOST = "127.0.0.1"
 MAX_BODY = 64 << 20
@@ -221,15 +224,10 @@ class AgentGateway:
         }
 
     async def _step(self, request: Request, session: AgentSession) -> Any:
-        return await take_step(self, session, (await self._body(request)).get("action"))
+        return await take_step(self, session, await self._body(StepBody, request))
 
     async def _reward(self, request: Request, session: AgentSession) -> Any:
-        body = await self._body(request)
-        name, value = body.get("name", "reward"), body.get("value")
-        if not isinstance(value, (int, float)) or not isinstance(name, str):
-            raise bad("a reward needs a number as its value, and a name", "value")
-        session.reward(name, value)
-        return {"name": name, "value": value}
+        return session.reward(await self._body(RewardBody, request))
 
     async def _finish(self, request: Request, session: AgentSession) -> Any:
         return await session.finish()
@@ -239,11 +237,9 @@ class AgentGateway:
         session.ended.set()
         return {"id": session.id, "state": "cancelled"}
 
-    async def _body(self, request: Request) -> dict[str, Any]:
+    async def _body(self, kind: type[B], request: Request) -> B:
         body, _, _ = await read_json(request, self.max_body)
-        if not isinstance(body, dict):
-            raise ApiError(400, "the body must be a JSON object", "invalid_json")
-        return body
+        return checked(kind, body)
 
 
 async def _keep_end(process: AgentProcess, output: bytearray) -> None:

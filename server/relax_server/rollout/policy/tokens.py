@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from relax_sdk.config import SamplingParams
-from relax_sdk.errors import EngineAborted, TokenError
+from relax_sdk.errors import EngineAborted, EpisodeOver, TokenError
 from relax_sdk.media import Media
 from relax_sdk.messages import AssistantMessage, Message
-from relax_sdk.session import EpisodeOver
 from relax_sdk.trajectory import Trajectory, Turn
 from relax_server.engines.base import GenerateRequest, Generation, MediaItem
 from relax_server.rollout.calls import Answer, CallOptions
