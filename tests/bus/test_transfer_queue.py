@@ -296,7 +296,7 @@ def test_importing_the_buses_imports_neither_ray_nor_torch() -> None:
 
 
 def test_a_trainer_whose_fields_do_not_come_says_so_and_one_that_is_stopped_waits_no_longer(bus: Any, journal: Journal) -> None:
-    from relax_server.roles.fields import wait_for_fields
+    from relax_server.roles.field_worker import wait_for_fields
 
     commit(journal, "a", "b")
     bus.take(2, 0, 0, LONG)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from relax_server.training.fields import Given, advantages_field, by_turn, field_names, flat_logprobs
-from relax_server.training.rollouts import collect
+from relax_server.training.group_fields import Given, advantages_field, by_turn, field_names, flat_logprobs
+from relax_server.training.samples import collect
 from sample_groups import make_group
 from training_data import letter_groups, make_policy, read
 
@@ -50,13 +50,13 @@ def test_fields_of_another_group_are_refused() -> None:
 
 
 def with_fields(name: str, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    from relax_server.training.model import Model
+    from relax_server.training.model import LogprobModel
 
     settings |= dict(kl_coef=0.5, lr=2e-3, warmup_steps=0)
     own, other = make_policy(name, **settings), make_policy(name, own_reference=False, **settings)
     own.export(folder / "reference")
     training = TrainingConfig(**{k: v for k, v in settings.items() if k in ("token_budget", "share_prompts")})
-    reference = Model(folder / "reference", training=training, seed=7)
+    reference = LogprobModel(folder / "reference", training=training, seed=7)
     out: dict[str, Any] = {"own": [], "given": [], "difference": []}
     for step in range(3):
         groups = letter_groups(own.processor, seed=step)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from relax_server.models.catalog import resolve_model
 from relax_server.models.processor import Processor
-from relax_server.training.batch import Batch, make_batch, read_features
+from relax_server.training.batch import TokenBatch, make_batch, read_features
 from relax_server.training.forest import Forest, pack
 from training_data import ITEMS, answer, conversation, every_token, features_of, make_sample, prompt, read
 
@@ -26,7 +26,7 @@ def omni() -> Processor:
     return Processor.load(resolve_model("relax/tiny-omni"))
 
 
-def batch_of(samples: list[Sample], processor: Processor) -> Batch:
+def batch_of(samples: list[Sample], processor: Processor) -> TokenBatch:
     return make_batch(samples, processor, read_features(samples, processor, read))
 
 
@@ -35,7 +35,7 @@ def seen_by(forest: Forest, token: int) -> list[int]:
     return [k for k in range(token + 1) if token < forest.end[k]]
 
 
-def check(batch: Batch, forests: list[Forest], samples: list[Sample]) -> None:
+def check(batch: TokenBatch, forests: list[Forest], samples: list[Sample]) -> None:
     """Every trained token is there once, and what its row sees is exactly what came before it in its sample."""
     entries = np.concatenate([f.entry for f in forests])
     assert sorted(entries.tolist()) == list(range(len(batch.trained)))

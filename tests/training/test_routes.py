@@ -307,15 +307,15 @@ def test_recomputed_layers_have_the_same_gradients(worker):
 
 def reference_with_routes() -> dict[str, Any]:
     """A first step whose recorded routes are not those that the model would take, with a reference here and in a role."""
-    from relax_server.training.fields import Given, advantages_field
-    from relax_server.training.model import Model
+    from relax_server.training.group_fields import Given, advantages_field
+    from relax_server.training.model import LogprobModel
 
     settings: dict[str, Any] = dict(replay_routes=True, kl_coef=0.03)
     own, given, plain = (make_policy(OMNI, **s) for s in (settings, settings | {"own_reference": False}, {}))
     groups = routed_groups(own.processor, 0)
     samples = [sample for group in groups for t in group.trajectories for sample in t.samples()]
     expected = np.concatenate(plain.logprobs(samples, read))
-    role = Model(own.model_path, training=own.training, seed=0)
+    role = LogprobModel(own.model_path, training=own.training, seed=0)
     fields = role.group_logprobs(groups, read)
     advantages = [advantages_field(g, own.algorithm) for g in groups]
     return {

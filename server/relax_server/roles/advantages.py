@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from relax_server.roles.channel import Outlet
-from relax_server.roles.fields import ADVANTAGES_ROLE, serve_field
+from relax_server.roles.field_worker import ADVANTAGES_ROLE, serve_field
 from relax_server.roles.messages import StartFields
 from relax_server.training import fields
 

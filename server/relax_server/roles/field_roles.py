@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_sdk.runtime import Job
-from relax_server.roles.fields import REFERENCE_ROLE, field_roles
+from relax_server.roles.field_worker import REFERENCE_ROLE, field_roles
 from relax_server.roles.host import Host, Role
 from relax_server.roles.messages import Beat, Cluster, Died, StartFields
 from relax_server.roles.restarts import Restarts

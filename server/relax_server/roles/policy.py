@@ -20,7 +20,7 @@ from relax_server.garbage import settle
 from relax_server.journal import open_journal
 from relax_server.roles.batch_figures import batch_figures
 from relax_server.roles.channel import Outlet
-from relax_server.roles.fields import REFERENCE_ROLE, field_roles, wait_for_fields
+from relax_server.roles.field_worker import REFERENCE_ROLE, field_roles, wait_for_fields
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import (
     BatchTaken,
@@ -36,7 +36,7 @@ from relax_server.roles.messages import (
     Warmup,
 )
 from relax_server.timeline import Timeline
-from relax_server.training.fields import ADVANTAGES_FIELD, REF_LOG_PROBS, Given, field_names
+from relax_server.training.group_fields import ADVANTAGES_FIELD, REF_LOG_PROBS, Given, field_names
 from relax_server.training.policy import Policy
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import Any
 
 from relax_sdk.media import MediaStore
 from relax_server.roles.channel import Outlet
-from relax_server.roles.fields import REFERENCE_ROLE, serve_field
+from relax_server.roles.field_worker import REFERENCE_ROLE, serve_field
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import StartFields
-from relax_server.training.fields import REF_LOG_PROBS
-from relax_server.training.model import Model
+from relax_server.training.group_fields import REF_LOG_PROBS
+from relax_server.training.model import LogprobModel
 
 AT_ONCE = 4
 """Groups; together they fill forests better, but the trainer waits longer for the first of them."""
@@ -21,7 +21,7 @@ AT_ONCE = 4
 def run_reference(channel: Outlet, inbox: queue.SimpleQueue[Any], first: StartFields) -> None:
     """Serve until a `Stop`."""
     config, store = first.config, MediaStore(RunLayout(first.folder).media)
-    model = Model(
+    model = LogprobModel(
         reference_weights(first),
         training=config.training,
         seed=config.seed,

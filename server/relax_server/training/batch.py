@@ -43,7 +43,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TokenBatch:
     """Samples of one step. Per-token arrays are flat: sample i has tokens `start[i]` to `start[i + 1]`."""
 
     ids: np.ndarray
@@ -94,7 +94,7 @@ def make_batch(
     processor: Processor,
     features: dict[str, MediaFeatures],
     routes: Sequence[np.ndarray | None] = (),
-) -> Batch:
+) -> TokenBatch:
     """Lay out samples as flat arrays and check that tokens and media fit together.
 
     Args:
@@ -132,7 +132,7 @@ def make_batch(
     _check_trained(trained, n_inputs, processor)
     keys, media = _keys(samples, ids, start, processor, features)
     positions = _positions(samples, keys, ids, start, processor, features)
-    return Batch(ids, keys, positions, start, n_inputs, trained, media, processor.vocab_size, tuple(routes))
+    return TokenBatch(ids, keys, positions, start, n_inputs, trained, media, processor.vocab_size, tuple(routes))
 
 
 def _check_trained(trained: Trained, n_inputs: np.ndarray, processor: Processor) -> None:

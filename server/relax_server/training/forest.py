@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from relax_server.models.processor import MediaFeatures
-from relax_server.training.batch import MEDIA_SPAN, Batch
+from relax_server.training.batch import MEDIA_SPAN, TokenBatch
 
 LEAST_SAVED = 0.05
 """Share of the tokens that sharing must save, or samples are packed one after the other: many small blocks of attention then
@@ -34,7 +34,7 @@ class Forest:
     rows: np.ndarray
     """int64 [r], ascending: tokens after which a trained token comes."""
     entry: np.ndarray
-    """int64 [n], trained tokens as indices into `Batch.trained`."""
+    """int64 [n], trained tokens as indices into `TokenBatch.trained`."""
     row: np.ndarray
     """int64 [n], the row of logits that predicts each entry, as an index into `rows`."""
     media: tuple[MediaFeatures, ...]
@@ -52,7 +52,7 @@ class Forest:
         return len(self.ids)
 
 
-def pack(batch: Batch, budget: int, share: bool = True, only: Sequence[int] | None = None) -> list[Forest]:
+def pack(batch: TokenBatch, budget: int, share: bool = True, only: Sequence[int] | None = None) -> list[Forest]:
     """Pack samples into forests of at most `budget` tokens; a single longer sample makes a forest of its own.
 
     Args:
@@ -117,7 +117,7 @@ def _bins(lengths: Sequence[int], shared: Sequence[int], budget: int) -> list[tu
     return bins
 
 
-def _forest(batch: Batch, members: Sequence[int], shared: Sequence[int], trained: np.ndarray) -> Forest:
+def _forest(batch: TokenBatch, members: Sequence[int], shared: Sequence[int], trained: np.ndarray) -> Forest:
     """The forest of some samples, in the order given; `shared[j]` tokens of member j are those of member j - 1."""
     starts, n_inputs = batch.start, batch.n_inputs
     total = int(sum(n_inputs[i] - s for i, s in zip(members, shared, strict=True)))
@@ -158,7 +158,7 @@ def _forest(batch: Batch, members: Sequence[int], shared: Sequence[int], trained
     )
 
 
-def _routes(batch: Batch, source: np.ndarray) -> np.ndarray | None:
+def _routes(batch: TokenBatch, source: np.ndarray) -> np.ndarray | None:
     """Routes of packed tokens; a shared token takes those of the sample that brought it in."""
     shapes = [r.shape[1:] for r in batch.routes if r is not None]
     if not shapes:

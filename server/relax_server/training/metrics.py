@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from relax_server.training.batch import Batch
+from relax_server.training.batch import TokenBatch
 from relax_server.training.forest import Forest
 from relax_server.training.megatron import parallel
-from relax_server.training.rollouts import Rollouts
+from relax_server.training.samples import StepSamples
 
 SUMS = ("loss", "entropy", "kl", "policy_kl", "clip_fraction", "ratio_mean", "tis_mean")
 """Reported per trained token."""
@@ -63,17 +63,17 @@ class StepMetrics:
             self._seconds[stage] += time.perf_counter() - began
             self.spans.append((stage, at, time.time()))
 
-    def describe(self, rollouts: Rollouts, batch: Batch, parts: Sequence[Sequence[Forest]], version: int) -> None:
+    def describe(self, collected: StepSamples, batch: TokenBatch, parts: Sequence[Sequence[Forest]], version: int) -> None:
         """What is known before anything is computed."""
         computed, packed = sum(len(forest) for forests in parts for forest in forests), int(batch.n_inputs.sum())
         staleness = version - batch.trained.version
         self.values |= {
-            "reward": rollouts.reward,
-            "reward_std": rollouts.reward_std,
-            "zero_variance_groups": rollouts.zero_variance_groups,
+            "reward": collected.reward,
+            "reward_std": collected.reward_std,
+            "zero_variance_groups": collected.zero_variance_groups,
             "token_staleness_mean": float(staleness.mean()),
             "token_staleness_max": float(staleness.max()),
-            "n_groups": len(set(rollouts.group)),
+            "n_groups": len(set(collected.group)),
             "n_samples": len(batch),
             "n_response_tokens": len(batch.trained),
             "forest_tokens": computed,

@@ -16,7 +16,7 @@ from relax_sdk.config import SamplingParams, TrainingConfig
 from relax_sdk.errors import ConfigError
 from relax_sdk.trajectory import Group, Sample
 from relax_server.models.processor import Processor
-from relax_server.training.batch import Batch, ReadMedia, make_batch, read_features
+from relax_server.training.batch import ReadMedia, TokenBatch, make_batch, read_features
 from relax_server.training.forest import Forest, pack
 from relax_server.training.megatron import parallel
 from relax_server.training.megatron.build import Loaded, load_model
@@ -25,7 +25,7 @@ from relax_server.training.megatron.trainer import forward
 from relax_server.training.objective import Targets, token_logprobs
 
 
-class Model:
+class LogprobModel:
     """A model without gradients.
 
     Args:
@@ -83,7 +83,7 @@ class Model:
         return np.split(flat, cuts)
 
     def group_logprobs(self, groups: Sequence[Group], media: ReadMedia) -> list[np.ndarray]:
-        """Per group the field `ref_log_probs`, see `training.fields`; a mixture of experts chooses its experts itself.
+        """Per group the field `ref_log_probs`, see `training.group_fields`; a mixture of experts chooses its experts itself.
 
         Raises:
             TokenError: tokens and media do not fit together.
@@ -107,7 +107,7 @@ class Model:
             recompute=self.training.recompute,
         )
 
-    def _targets(self, batch: Batch, advantages: np.ndarray | None = None, scale: np.ndarray | None = None) -> Targets:
+    def _targets(self, batch: TokenBatch, advantages: np.ndarray | None = None, scale: np.ndarray | None = None) -> Targets:
         """What is needed of every trained token; without advantages and scale only its logprob can be asked for."""
         nothing = np.zeros(len(batch.trained), np.float32)
         return Targets(

@@ -18,7 +18,7 @@ LossSum = tuple[Tensor, int, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Targets:
-    """Per trained token of the batch, in the order of `Batch.trained`, on the device."""
+    """Per trained token of the batch, in the order of `TokenBatch.trained`, on the device."""
 
     token: Tensor
     """int64 [n]."""

@@ -15,23 +15,23 @@ from relax_sdk.config import AlgorithmConfig, OptimizerConfig, SamplingParams, T
 from relax_sdk.errors import TrainingError
 from relax_sdk.trajectory import Group, Sample
 from relax_server.training.algorithms import find
-from relax_server.training.batch import Batch, ReadMedia, make_batch, read_features
-from relax_server.training.fields import Given, by_turn, flat_logprobs
+from relax_server.training.batch import ReadMedia, TokenBatch, make_batch, read_features
 from relax_server.training.forest import Forest, pack
+from relax_server.training.group_fields import Given, by_turn, flat_logprobs
 from relax_server.training.megatron import checkpoint, folder, parallel
 from relax_server.training.megatron.trainer import MegatronTrainer
 from relax_server.training.metrics import StepMetrics
-from relax_server.training.model import Model
+from relax_server.training.model import LogprobModel
 from relax_server.training.objective import LossSum, Targets, cross_entropy, policy_objective
-from relax_server.training.rollouts import collect, token_advantages
 from relax_server.training.routes import sample_routes
+from relax_server.training.samples import collect, token_advantages
 from relax_server.training.schedule import Schedule
 
 MAY_CHANGE = ("lr", "warmup_steps", "decay", "min_lr_ratio", "clip_grad")
 """Settings of the optimizer that may be others where a run goes on."""
 
 
-class Policy(Model):
+class Policy(LogprobModel):
     """A model, its optimizer and the algorithm that trains it.
 
     Args:
@@ -63,7 +63,7 @@ class Policy(Model):
         own_reference: bool = True,
     ) -> None:
         super().__init__(model_path, training=training, seed=seed, sampling=sampling, features=features)
-        self.algorithm, self.optimizer, self.total_steps = algorithm, optimizer, total_steps
+        self.algorithm, self.optimizer_config, self.total_steps = algorithm, optimizer, total_steps
         self.schedule = Schedule.of(optimizer, total_steps)
         self.step = 0
         """Training steps done."""
@@ -122,19 +122,19 @@ class Policy(Model):
         self.spans = metrics.spans
         with metrics.seconds("plan"):
             advantages = [by_turn(g, a) for g, a in zip(groups, given.advantages, strict=True)] if given is not None else None
-            rollouts = collect(groups, self.algorithm, advantages)
-            if not rollouts.samples:
+            collected = collect(groups, self.algorithm, advantages)
+            if not collected.samples:
                 raise TrainingError(f"none of {len(groups)} groups has a token to train on")
         with metrics.seconds("features"):
-            features = read_features(rollouts.samples, self.processor, media)
+            features = read_features(collected.samples, self.processor, media)
         with metrics.seconds("plan"):
-            pairs = zip(rollouts.trajectories, rollouts.samples, strict=True)
+            pairs = zip(collected.trajectories, collected.samples, strict=True)
             routes = [sample_routes(t, s) for t, s in pairs] if self.training.replay_routes else []
-            batch = make_batch(rollouts.samples, self.processor, features, routes)
-            split = rollouts.split(self.algorithm.updates_per_batch)
+            batch = make_batch(collected.samples, self.processor, features, routes)
+            split = collected.split(self.algorithm.updates_per_batch)
             parts = [self._pack(batch, part) for part in split]
-        metrics.describe(rollouts, batch, parts, version)
-        targets = self._targets(batch, token_advantages(rollouts, batch.trained), self._scale(batch, split))
+        metrics.describe(collected, batch, parts, version)
+        targets = self._targets(batch, token_advantages(collected, batch.trained), self._scale(batch, split))
         with metrics.seconds("logprobs"):
             targets = self._before(parts, targets, given.ref_log_probs if given is not None else None)
         lr = self.schedule.at(self.step)
@@ -182,7 +182,7 @@ class Policy(Model):
         return {
             "model": model,
             "algorithm": dataclasses.asdict(self.algorithm),
-            "optimizer": {k: v for k, v in dataclasses.asdict(self.optimizer).items() if k not in MAY_CHANGE},
+            "optimizer": {k: v for k, v in dataclasses.asdict(self.optimizer_config).items() if k not in MAY_CHANGE},
             "training": {"dtype": self.training.dtype, "replay_routes": self.training.replay_routes},
             "sampling": {name: getattr(self.sampling, name) for name in ("temperature", "top_p", "top_k")},
         }
@@ -208,7 +208,7 @@ class Policy(Model):
             CheckpointError: missing, damaged, or of another model or configuration; the differences are named.
         """
         self.step, kept = checkpoint.load(Path(folder_), self.trainer, identity=self.identity())
-        self.schedule = Schedule.from_dict(kept["schedule"]).going_on(self.optimizer, self.total_steps, self.step)
+        self.schedule = Schedule.from_dict(kept["schedule"]).going_on(self.optimizer_config, self.total_steps, self.step)
         return kept["meta"]
 
     # ----------------------------------------------------------------------------------------------------- inner works
@@ -218,7 +218,7 @@ class Policy(Model):
         if self._compares:
             self._reference = [p.detach().clone() for p in model.parameters()]
 
-    def _scale(self, batch: Batch, split: Sequence[Sequence[int]]) -> np.ndarray:
+    def _scale(self, batch: TokenBatch, split: Sequence[Sequence[int]]) -> np.ndarray:
         """What each trained token counts in its update, float32 [n]."""
         scale = np.empty(len(batch.trained), np.float32)
         for part in split:
@@ -226,7 +226,7 @@ class Policy(Model):
             scale[own] = self._aggregate(torch.from_numpy(batch.trained.sample[own])).numpy()
         return scale
 
-    def _pack(self, batch: Batch, only: Sequence[int] | None = None) -> list[Forest]:
+    def _pack(self, batch: TokenBatch, only: Sequence[int] | None = None) -> list[Forest]:
         return pack(batch, self.training.token_budget, self.training.share_prompts, only)
 
     def _mine(self, forests: Sequence[Forest]) -> list[Forest]:

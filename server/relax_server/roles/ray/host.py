@@ -17,7 +17,7 @@ from relax_sdk.config import EngineKind, RunConfig
 from relax_sdk.errors import RunError
 from relax_server.models.catalog import cache_root
 from relax_server.roles import shared_memory
-from relax_server.roles.fields import REFERENCE_ROLE, field_roles
+from relax_server.roles.field_worker import REFERENCE_ROLE, field_roles
 from relax_server.roles.host import Engine, Exchange, Role
 from relax_server.roles.process import thread_limits
 from relax_server.roles.ray.role import RayEngine, RayRole

@@ -10,15 +10,15 @@ import torch
 
 from relax_server.training.megatron import folder, hf
 from relax_server.training.megatron.config import OMNI_TYPE, transformer_config
+from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.omni import OmniModel
-from relax_server.training.megatron.text import TextModel
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A model and the names its folder uses."""
 
-    model: TextModel
+    model: ForestModel
     hf_config: Any
     links: list[hf.Link]
 
@@ -27,14 +27,14 @@ class Loaded:
         return hf.to_hf(self.links, {name: p.detach() for name, p in self.model.named_parameters()})
 
 
-def build_model(hf_config: Any, *, dtype: torch.dtype, device: torch.device, recompute: bool) -> TextModel:
+def build_model(hf_config: Any, *, dtype: torch.dtype, device: torch.device, recompute: bool) -> ForestModel:
     """A model with random weights.
 
     Raises:
         ConfigError: the model cannot be trained.
     """
     config = transformer_config(hf_config, dtype=dtype, recompute=recompute)
-    kind = OmniModel if hf_config.model_type == OMNI_TYPE else TextModel
+    kind = OmniModel if hf_config.model_type == OMNI_TYPE else ForestModel
     model = kind(config, hf_config, device).to(device)
     for parameter in model.parameters():  # not `model.to(dtype)`: position buffers stay float32, as in `from_pretrained`
         parameter.data = parameter.data.to(dtype)
@@ -63,7 +63,7 @@ def load_model(
     return Loaded(model, hf_config, links)
 
 
-def load_weights(model: TextModel, links: list[hf.Link], weights: dict[str, torch.Tensor], source: str) -> None:
+def load_weights(model: ForestModel, links: list[hf.Link], weights: dict[str, torch.Tensor], source: str) -> None:
     """Copy Hugging Face weights into a model.
 
     Raises:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from relax_server.training.megatron.config import text_config
+from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.micro_batch import MediaInputs, MicroBatch
-from relax_server.training.megatron.text import TextModel
 
 
 class _Leaves:
@@ -41,7 +41,7 @@ def _channels_last(convolution: torch.nn.Module, args: tuple[Tensor, ...]) -> tu
     return (args[0].contiguous(memory_format=torch.channels_last),)
 
 
-class OmniModel(TextModel):
+class OmniModel(ForestModel):
     """Every media item of a forest passes its tower once; its embeddings replace placeholders wherever they occur.
 
     Args:

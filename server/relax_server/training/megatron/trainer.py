@@ -14,8 +14,8 @@ from torch import Tensor
 
 from relax_sdk.config import OptimizerConfig
 from relax_sdk.errors import TrainingError
+from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.micro_batch import MicroBatch
-from relax_server.training.megatron.text import TextModel
 
 Loss = Callable[[Tensor, int], tuple[Tensor, int, Any]]
 """Logits [r, v] and the micro-batch's number, to (sum of the losses of its tokens, number of tokens, anything to return)."""
@@ -29,7 +29,7 @@ class MegatronTrainer:
     split.
     """
 
-    def __init__(self, model: TextModel, optimizer: OptimizerConfig, dtype: torch.dtype) -> None:
+    def __init__(self, model: ForestModel, optimizer: OptimizerConfig, dtype: torch.dtype) -> None:
         self.model = model
         self._settings, self._dtype = optimizer, dtype
         bf16 = dtype == torch.bfloat16
@@ -118,12 +118,12 @@ class MegatronTrainer:
 
 
 @torch.no_grad()
-def forward(model: TextModel, micro: MicroBatch) -> Tensor:
+def forward(model: ForestModel, micro: MicroBatch) -> Tensor:
     """Logits [r, v] of one forest, without gradient."""
     _set_mode(model, training=False)
     return model(micro)
 
 
-def _set_mode(model: TextModel, training: bool) -> None:
+def _set_mode(model: ForestModel, training: bool) -> None:
     if model.training != training:  # walks all modules
         model.train(training)

@@ -26,7 +26,7 @@ class ForestGPT(GPTModel):
         return super()._postprocess(wanted, *args, packed_seq_params=packed_seq_params, **kwargs)
 
 
-class TextModel(MegatronModule):
+class ForestModel(MegatronModule):
     """Llama, Qwen2, Qwen3 or Qwen3-MoE.
 
     Args:

@@ -19,7 +19,7 @@ import numpy as np
 from relax_sdk.config import AlgorithmConfig
 from relax_sdk.errors import TrainingError
 from relax_sdk.trajectory import Group
-from relax_server.training.rollouts import group_advantages
+from relax_server.training.samples import group_advantages
 
 ADVANTAGES_FIELD, REF_LOG_PROBS = "advantages", "ref_log_probs"
 

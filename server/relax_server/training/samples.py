@@ -15,7 +15,7 @@ from relax_server.training.batch import Trained
 
 
 @dataclass(frozen=True)
-class Rollouts:
+class StepSamples:
     """The samples of one step, in the order of groups and trajectories."""
 
     samples: list[Sample]
@@ -58,7 +58,7 @@ def group_advantages(group: Group, algorithm: AlgorithmConfig) -> list[list[floa
 
 def collect(
     groups: Sequence[Group], algorithm: AlgorithmConfig, advantages: Sequence[list[list[float]]] | None = None
-) -> Rollouts:
+) -> StepSamples:
     """Samples and advantages of a batch of groups.
 
     Args:
@@ -68,7 +68,7 @@ def collect(
     """
     if advantages is None:
         advantages = [group_advantages(group, algorithm) for group in groups]
-    out = Rollouts([], [], [], [], 0.0, 0.0, 0)
+    out = StepSamples([], [], [], [], 0.0, 0.0, 0)
     rewards: list[float] = []
     spreads: list[float] = []
     for index, group in enumerate(groups):
@@ -81,7 +81,7 @@ def collect(
                 out.trajectories.append(trajectory)
                 out.group.append(index)
                 out.advantages.append(values)
-    return Rollouts(
+    return StepSamples(
         out.samples,
         out.trajectories,
         out.group,
@@ -92,9 +92,9 @@ def collect(
     )
 
 
-def token_advantages(rollouts: Rollouts, trained: Trained) -> np.ndarray:
+def token_advantages(collected: StepSamples, trained: Trained) -> np.ndarray:
     """The advantage of every trained token, float32 [n]."""
-    table = np.zeros((len(rollouts.samples), max(map(len, rollouts.advantages), default=0)), np.float32)
-    for i, advantages in enumerate(rollouts.advantages):
+    table = np.zeros((len(collected.samples), max(map(len, collected.advantages), default=0)), np.float32)
+    for i, advantages in enumerate(collected.advantages):
         table[i, : len(advantages)] = advantages
     return table[trained.sample, trained.turn]
