@@ -16,6 +16,7 @@ from relax_sdk.client.calls import URL
 from relax_sdk.config import BusName, EngineKind, Mode
 from relax_sdk.errors import ConfigError, RelaxError
 from relax_sdk.runtime import Provide
+from relax_sdk.stop_signals import Interrupted, exit_code
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Relax Gym.")
 envs_app = typer.Typer(no_args_is_help=True, help="Environments.")
@@ -51,7 +52,6 @@ def train(
     if resume is not None:
         service: dict[str, Any] = dict(server=server, key=key if server else None, provide=provide)
         trainer = Trainer.from_run(resume, env, change=parse_settings(set_ or []), runtime=runtime, **service)
-        run = trainer.fit(steps, resume=True)
     elif env is None:
         raise ConfigError("name an environment (see `relax envs list`) or a folder with --resume")
     else:
@@ -73,7 +73,11 @@ def train(
             provide=provide,
             **settings,  # type: ignore[arg-type]
         )
-        run = trainer.fit(steps)
+    try:
+        run = trainer.fit(steps, resume=resume is not None)
+    except Interrupted as stop:
+        sys.stdout.flush()
+        os._exit(exit_code(stop))  # all is closed; taking down an interpreter with its libraries takes seconds
     last = next((row for row in reversed(run.metrics) if "eval_reward" in row), None)
     if last is not None:
         typer.echo(f"held-out reward {last['eval_reward']:.3f} ± {last['eval_ci95']:.3f} on {last['eval_n']} tasks")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -148,23 +149,26 @@ class Progress:
     def stage(self, text: str) -> None:
         begins = text.partition(":")[0] != self.text.partition(":")[0]  # else only its counts have changed
         self.text = text
-        self._display.show(urgent=begins)
+        with _seen_or_not():
+            self._display.show(urgent=begins)
 
     def step(self, metrics: dict[str, Any]) -> None:
         self.text = ""
         self.latest = metrics
         self.rewards.append(metrics.get("reward", 0.0))
         self.held_out = metrics.get("eval_reward", self.held_out)
-        self._display.show()
         sample = metrics.get("sample")
-        if sample and self._says_end and (metrics["step"] == 1 or metrics["step"] % SAMPLE_STEPS == 0):
-            self._display.print(f"step {metrics['step']}, an answer: {sample['answer']!r} · reward {sample['reward']}")
+        with _seen_or_not():
+            self._display.show()
+            if sample and self._says_end and (metrics["step"] == 1 or metrics["step"] % SAMPLE_STEPS == 0):
+                self._display.print(f"step {metrics['step']}, an answer: {sample['answer']!r} · reward {sample['reward']}")
         finding = self._watch.step(metrics)
         if finding is not None:
             self.warn(f"step {metrics['step']}: {finding.what}. {finding.advice}")
 
     def warn(self, text: str) -> None:
-        self._display.print(f"warning: {text}")
+        with _seen_or_not():
+            self._display.print(f"warning: {text}")
 
     def line(self) -> str:
         """The figures in one line."""
@@ -190,10 +194,16 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        self._display.close()
-        if self._says_end:
-            end = "done" if kind is None else f"ended early ({kind.__name__})"
-            self._display.print(f"{self.line()}\n{end}: {self.folder}")
+        with _seen_or_not():
+            self._display.close()
+            if self._says_end:
+                end = "done" if kind is None else f"ended early ({kind.__name__})"
+                self._display.print(f"{self.line()}\n{end}: {self.folder}")
+
+
+def _seen_or_not() -> contextlib.suppress:
+    """For what is shown: a terminal that is closed is no reason for a run to fail; SIGHUP says what the run is to do."""
+    return contextlib.suppress(OSError)
 
 
 class Waiting:

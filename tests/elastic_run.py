@@ -11,7 +11,8 @@ import pytest
 from our_processes import children
 from prepared_job import prepared_job
 from relax_server.journal import open_journal
-from relax_server.roles.controller import Controller, make_controller
+from relax_server.roles.controller import Controller
+from relax_server.roles.launch import make_controller
 from relax_server.roles.layout import RunLayout
 
 import relax_sdk as relax

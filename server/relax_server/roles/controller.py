@@ -11,9 +11,7 @@ from typing import Any, TypeVar
 
 from relax_sdk.errors import RelaxError, RunError
 from relax_sdk.runtime import Job, Observer
-from relax_server.journal import open_journal
 from relax_server.journal.base import Journal
-from relax_server.models.catalog import resolve_model
 from relax_server.roles import shared_memory
 from relax_server.roles.autoscale import Autoscaler
 from relax_server.roles.checks import algorithm_notes, check_journal, check_modalities
@@ -22,7 +20,7 @@ from relax_server.roles.control import RunControlServer
 from relax_server.roles.field_roles import FieldRoles
 from relax_server.roles.figures import Figures, waited_for
 from relax_server.roles.fleet import EngineFleet
-from relax_server.roles.host import Host, LocalHost
+from relax_server.roles.host import Exchange, Host
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.main_roles import MainRoles, RoleDied
 from relax_server.roles.messages import (
@@ -44,13 +42,13 @@ from relax_server.roles.messages import (
     Saved,
     SetEngines,
     StepDone,
-    Stop,
     Train,
     Warmup,
     WarmupMade,
     Warn,
 )
 from relax_server.roles.restarts import Restarts
+from relax_server.roles.stopping import Stopping
 from relax_server.timeline import Timeline, write_trace
 
 M = TypeVar("M")
@@ -59,35 +57,8 @@ START_SECONDS = 180.0
 """For a role to load its model and say that it is ready."""
 
 
-async def make_controller(job: Job, observer: Observer, host: Host | None = None) -> Controller:
-    """Claim a run in its journal, and make what carries it out.
-
-    Args:
-        job: the run.
-        observer: is told how it goes.
-        host: starts the roles; by default on this machine.
-
-    Raises:
-        ConfigError: another program carries it out; or the model cannot be had.
-        JournalError: the journal cannot be opened.
-    """
-    host = host if host is not None else LocalHost()
-    journal = await asyncio.to_thread(open_journal, host.journal or RunLayout(job.folder).journal, claim=job.holder.id)
-    try:
-        claim = Claim(journal, job.folder.name, job.holder)
-        await claim.take(observer.stage)
-        try:
-            return await asyncio.to_thread(Controller, job, observer, host, journal, claim)  # it may build the model
-        except BaseException:
-            await claim.end()
-            raise
-    except BaseException:
-        journal.close()
-        raise
-
-
 class Controller:
-    """Runs one job from its first message to its last checkpoint; see `make_controller`.
+    """Runs one job from its first message to its last checkpoint; `launch.py` makes it.
 
     Args:
         job: the run.
@@ -95,20 +66,30 @@ class Controller:
         host: starts the roles.
         journal: of the run; closed when the run ends.
         claim: of the run in it; given back then.
+        model_path: the folder of the model that the run trains.
+        exchange: where weights and media features are exchanged; removed when the run ends.
     """
 
-    def __init__(self, job: Job, observer: Observer, host: Host, journal: Journal, claim: Claim) -> None:
+    def __init__(
+        self,
+        job: Job,
+        observer: Observer,
+        host: Host,
+        journal: Journal,
+        claim: Claim,
+        model_path: Path,
+        exchange: Exchange,
+    ) -> None:
         self.job, self.observer, self.config = job, observer, job.config
         self.host, self.journal, self.claim = host, journal, claim
         self.layout = RunLayout(job.folder)
         self.run_name = job.folder.name
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
-        self.model_path: Path = host.model(resolve_model(job.config.model, job.config.seed), job.folder)
-        exchange = host.exchange(job.folder)
-        self.weights_root = exchange.root
+        self.model_path, self.weights_root = model_path, exchange.root
         restarts, told = Restarts(job.how_to_resume), self.inbox.put_nowait
         self.roles = MainRoles(job, host, restarts, self.model_path, exchange, self.hear_policy, told, observer.warn)
         self.policy, self.rollout = self.roles.policy, self.roles.rollout
+        self.stopping = Stopping(self.policy, self.rollout)
         self.fields = FieldRoles(job, host, restarts, self.model_path, exchange.features, told, observer.warn)
         self.engines = EngineFleet(
             job,
@@ -136,7 +117,6 @@ class Controller:
         self.awaits_devices = False
         """Colocate: the trainer has its batch and waits for the engines' memory."""
         self.evaluating: set[int] = set()
-        self.stop_requested = asyncio.Event()
         self.waiting = ""
         """What the first step waits for, in words; empty from then on."""
         self.has_eval = False
@@ -152,14 +132,28 @@ class Controller:
             RunError: a role failed for good; the folder can be resumed.
         """
         beside = [asyncio.create_task(self.claim.keep(self.claim_lost))]
+        work = asyncio.create_task(self.carry_out(beside))
+        self.stopping.watch(work)
         try:
-            await self.start()
-            await self.control.start()
-            beside.append(asyncio.create_task(self.engines.watch()))
-            await self.train()
-            await self.finish()
+            await work
+        except asyncio.CancelledError:
+            if not self.stopping.requested:
+                raise
+            raise self.stopped() from None
         finally:
             await self.shut_down(beside)
+
+    async def carry_out(self, beside: list[asyncio.Task[None]]) -> None:
+        """Train to the last step, and evaluate; cancelled where a stop has nothing to wait for.
+
+        Args:
+            beside: gets what goes on beside it.
+        """
+        await self.start()
+        await self.control.start()
+        beside.append(asyncio.create_task(self.engines.watch()))
+        await self.train()
+        await self.finish()
 
     async def start(self) -> None:
         """Start all roles and bring them to the same weights."""
@@ -204,8 +198,7 @@ class Controller:
         self.dropped = self.journal.counts(self.run_name).stale
         self.roles.rollout_is_well()
         self.rollout.send(Begin(self.engines.version, self.consumed, self.dropped))
-        self.policy.send(Train())
-        self.roles.policy_is_well()
+        self.let_train()
         self.waiting = "waiting for the first groups" if self.step == 0 else ""
         self.observer.stage(self.waiting or f"going on at step {self.step}")
         while True:
@@ -216,7 +209,13 @@ class Controller:
                 break
             await self.handle(message)
         if self.step < self.config.steps:
-            raise RunError(f"stopped at step {self.step} of {self.config.steps}; go on with: {self.job.how_to_resume}")
+            raise self.stopped()
+
+    def let_train(self) -> None:
+        """The trainer begins; from now on a stop is worth its checkpoint."""
+        self.policy.send(Train())
+        self.stopping.trains = True
+        self.roles.policy_is_well()
 
     async def finish(self) -> None:
         """The last held-out evaluation, with the final weights."""
@@ -237,8 +236,10 @@ class Controller:
         for task in beside:
             task.cancel()
         await self.control.stop()
+        seconds = self.stopping.seconds
+        trainer = self.policy.stop(seconds if self.saved_last or not self.stopping.requested else 0.0)
         await asyncio.gather(
-            self.rollout.stop(), self.policy.stop(), self.engines.stop(), self.fields.stop(), return_exceptions=True
+            self.rollout.stop(seconds), trainer, self.engines.stop(), self.fields.stop(seconds), return_exceptions=True
         )
         shared_memory.remove(self.weights_root)
         self.figures.close()
@@ -248,10 +249,21 @@ class Controller:
         with contextlib.suppress(OSError):  # no room for it: the run itself is whole
             write_trace(self.layout.timeline, self.layout.trace)
 
-    def request_stop(self) -> None:
-        """End after the step in progress, with a checkpoint."""
-        self.stop_requested.set()
-        self.policy.send(Stop())
+    def request_stop(self, at_once: bool = False) -> None:
+        """End after the step in progress, with a checkpoint; at once where nothing is being trained, or a second time."""
+        self.observer.stage(self.stopping.request(at_once))
+
+    def stopped(self) -> RunError:
+        """What a run ends with that was asked to stop."""
+        while self.figures.begun and not self.inbox.empty():
+            message = self.inbox.get_nowait()
+            if isinstance(message, StepDone):  # trained, and inside the checkpoint
+                self.step = message.step
+                self.figures.add(self.step, message.metrics)
+        where = f"at step {self.step} of {self.config.steps}" if self.figures.begun else "while it was starting"
+        if self.step == self.config.steps:
+            where = "before the held-out evaluation of the final weights was done"
+        return RunError(f"stopped {where}; go on with: {self.job.how_to_resume}")
 
     @property
     def consumed(self) -> int:
@@ -278,6 +290,8 @@ class Controller:
     def hear_policy(self, message: Any) -> None:
         if isinstance(message, StepDone):
             self.trained = message.step
+        elif isinstance(message, Saved) and message.last:
+            self.stopping.saved()
         self.inbox.put_nowait(message)
 
     async def expect(self, kind: type[M], seconds: float = START_SECONDS, again: str = "") -> M:
@@ -341,10 +355,19 @@ class Controller:
             if message.fatal:
                 self.raise_failure(message)
             self.observer.warn(message.text)
-        elif isinstance(message, Died) and message.role in self.fields:
+        elif isinstance(message, Died):
+            await self.died(message)
+
+    async def died(self, message: Died) -> None:
+        """Start a role again that ended; not one that was told to end."""
+        if self.stopping.requested:
+            if message.role == "policy" and not self.saved_last:
+                self.observer.warn(f"the trainer ended while it was stopping ({message.how}); the last checkpoint stays")
+                raise self.stopped()
+        elif message.role in self.fields:
             if not self.saved_last:
                 await self.fields.restart(message)
-        elif isinstance(message, Died) and not (message.role == "policy" and self.saved_last):
+        elif not (message.role == "policy" and self.saved_last):
             await self.roles.restart(message, self.restart_policy if message.role == "policy" else self.restart_rollout)
 
     def raise_failure(self, message: Failed | Died) -> None:
@@ -441,7 +464,7 @@ class Controller:
 
     async def restart_policy(self) -> None:
         """Start the trainer again at its last checkpoint."""
-        self.awaits_devices = False
+        self.awaits_devices = self.stopping.trains = False
         await self.fields.leave()
         await self.roles.start_policy((self.layout.checkpoints() or [None])[-1])
         ready = await self.expect(PolicyReady, again="policy")
@@ -449,5 +472,4 @@ class Controller:
         await self.fields.follow(ready.cluster)
         await self.load_weights()
         self.tell_rollout()
-        self.policy.send(Stop() if self.stop_requested.is_set() else Train())
-        self.roles.policy_is_well()
+        self.let_train()

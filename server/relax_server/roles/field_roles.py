@@ -13,6 +13,7 @@ from relax_sdk.runtime import Job
 from relax_server.roles.field_worker import REFERENCE_ROLE, field_roles
 from relax_server.roles.host import Host, Role
 from relax_server.roles.messages import Beat, Cluster, Died, StartFields
+from relax_server.roles.process import STOP_SECONDS
 from relax_server.roles.restarts import Restarts
 
 START_SECONDS = 180.0
@@ -98,10 +99,14 @@ class FieldRoles:
                 del self._silent_until[name]
                 self._roles[name].kill()
 
-    async def stop(self) -> None:
-        """End them."""
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """End them.
+
+        Args:
+            seconds: for each to end by itself.
+        """
         self._silent_until = {}
-        await asyncio.gather(*(role.stop() for role in self._roles.values()))
+        await asyncio.gather(*(role.stop(seconds) for role in self._roles.values()))
 
     async def _start(self, name: str) -> None:
         job = self._job

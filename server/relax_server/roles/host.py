@@ -34,8 +34,8 @@ class Role(Protocol):
 
     def alive(self) -> bool: ...
 
-    async def stop(self) -> None:
-        """Ask it to stop, and kill it when it has not ended in time."""
+    async def stop(self, seconds: float = ...) -> None:
+        """Ask it to stop, and kill it when it has not ended after so many seconds."""
         ...
 
     def kill(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,9 +19,10 @@ from relax_sdk.findings import Finding
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.registry import EnvSpec
 from relax_sdk.runtime import Job, Observer, Tell, silent
+from relax_sdk.stop_signals import Interrupted, StopSignals
 from relax_server.models.catalog import resolve_model
-from relax_server.roles.controller import make_controller
 from relax_server.roles.host import LocalHost
+from relax_server.roles.launch import Launch
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import (
     Chat,
@@ -53,6 +55,11 @@ class LoopThread:
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
+    def call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Have a function called in the loop; without effect once that has ended."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(function, *arguments)
+
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(5.0)
@@ -60,33 +67,46 @@ class LoopThread:
             self.loop.close()
 
 
+def await_end(run: Callable[[], Coroutine[Any, Any, None]], request_stop: Callable[[bool], None], observer: Observer) -> None:
+    """Carry a run out in a thread, and wait for its end; signals ask it to stop.
+
+    Args:
+        run: carries it out.
+        request_stop: called in the thread's event loop; with `True` for the end at once.
+        observer: told how a run ended that was asked to stop.
+
+    Raises:
+        RelaxError: what the run ended with.
+        Interrupted: a signal stopped it.
+    """
+    thread = LoopThread()
+    try:
+        with StopSignals(lambda at_once: thread.call(request_stop, at_once)) as signals:
+            try:
+                thread.submit(run()).result()
+            except RunError as error:
+                if signals.caught is None:
+                    raise
+                thread.call(observer.warn, str(error))
+            if signals.caught is not None:
+                raise Interrupted(signals.caught)
+    finally:
+        thread.close()
+
+
 class LocalRuntime:
     """Carries out runs on this machine."""
 
     def fit(self, job: Job, observer: Observer) -> None:
-        """Train to the last step; Ctrl-C ends after the step in progress, with a checkpoint.
+        """Train to the last step; Ctrl-C, SIGTERM and SIGHUP end with a checkpoint where there is something to keep.
 
         Raises:
             ConfigError: environment, model and settings do not fit together.
             RunError: the run ended early; it can be resumed.
-            KeyboardInterrupt: after the checkpoint was saved.
+            Interrupted: a signal stopped it; a `KeyboardInterrupt`.
         """
-        thread = LoopThread()
-        try:
-            controller = thread.submit(make_controller(job, observer)).result()
-            future = thread.submit(controller.run())
-            try:
-                future.result()
-            except KeyboardInterrupt:
-                observer.stage("stopping: saving a checkpoint")
-                thread.loop.call_soon_threadsafe(controller.request_stop)
-                try:
-                    future.result()
-                except RunError as error:
-                    observer.warn(str(error))
-                raise
-        finally:
-            thread.close()
+        launch = Launch(job, observer)
+        await_end(launch.run, launch.request_stop, observer)
 
     def open_model(self, job: Job, tell: Tell) -> LocalSession:
         """Start an engine and a rollout process with the run's trained weights."""

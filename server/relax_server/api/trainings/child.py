@@ -32,6 +32,7 @@ class RunProcess:
     def __init__(self, start: Start, log: Path) -> None:
         self.start_with, self.log = start, log
         self._process: asyncio.subprocess.Process | None = None
+        self._interrupted = False
 
     async def start(self) -> None:
         """Start it."""
@@ -78,8 +79,9 @@ class RunProcess:
             await self._process.stdin.drain()
 
     def interrupt(self) -> None:
-        """Let it end after a checkpoint."""
-        if self._process is not None and self._process.returncode is None:
+        """Let it end after a checkpoint; asked once, as a second interrupt would end it without one."""
+        if self._process is not None and self._process.returncode is None and not self._interrupted:
+            self._interrupted = True
             self._process.send_signal(signal.SIGINT)
 
     async def wait(self) -> int:

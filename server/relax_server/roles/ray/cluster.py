@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import socket
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +47,7 @@ def connected(config: RunConfig) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    address = address_of(config)
+    address, on_sigterm = address_of(config), signal.getsignal(signal.SIGTERM)
     common: dict[str, Any] = dict(log_to_driver=False, logging_level="ERROR", runtime_env=config.ray.runtime_env or None)
     try:
         if address:
@@ -62,6 +64,8 @@ def connected(config: RunConfig) -> Iterator[None]:
             raise RunError(f"no Ray cluster could be started here: {what}") from error
         advice = "is it running, and is RAY_AUTH_TOKEN the one that it was started with?"
         raise RunError(f"the Ray cluster at {address} cannot be reached: {what}; {advice}") from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray would leave at once, without a checkpoint
     try:
         yield
     finally:

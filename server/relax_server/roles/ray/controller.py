@@ -9,7 +9,7 @@ from typing import Any
 
 from relax_sdk.errors import RelaxError
 from relax_server.roles.channel import Outlet
-from relax_server.roles.controller import make_controller
+from relax_server.roles.launch import Launch
 from relax_server.roles.messages import Beat, RunEnded, Stage, StartController, StepShown, Stop, Warn
 
 BEAT_SECONDS = 1.0
@@ -32,7 +32,7 @@ class Teller:
 
 
 def run_controller(outlet: Outlet, inbox: queue.SimpleQueue[Any], first: StartController) -> None:
-    """Carry the run out; a `Stop` ends it after the step in progress, with a checkpoint."""
+    """Carry the run out; a `Stop` ends it with what can be kept, a second one at once."""
     asyncio.run(_run(outlet, inbox, first))
 
 
@@ -41,15 +41,17 @@ async def _run(outlet: Outlet, inbox: queue.SimpleQueue[Any], first: StartContro
     beat = asyncio.create_task(_beat(outlet))
     error: RelaxError | None = None
     try:
-        controller = await make_controller(first.job, Teller(outlet), first.host)
+        launch = Launch(first.job, Teller(outlet), first.host)
 
         def forward() -> None:
+            at_once = False
             while True:
                 if isinstance(inbox.get(), Stop) and not loop.is_closed():
-                    loop.call_soon_threadsafe(controller.request_stop)
+                    loop.call_soon_threadsafe(launch.request_stop, at_once)
+                    at_once = True
 
         threading.Thread(target=forward, name="inbox", daemon=True).start()
-        await controller.run()
+        await launch.run()
     except RelaxError as ended:
         error = ended
     finally:

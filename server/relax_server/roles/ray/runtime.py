@@ -13,7 +13,7 @@ from relax_sdk.config import RunConfig
 from relax_sdk.errors import ConfigError, RunError
 from relax_sdk.findings import Finding
 from relax_sdk.runtime import Job, Observer, Tell
-from relax_server.roles.local import LocalSession, LoopThread
+from relax_server.roles.local import LocalSession, await_end
 from relax_server.roles.messages import Died, Failed, RunEnded, Stage, StartController, StepShown, Stop, Warn
 from relax_server.roles.ray.cluster import address_of, connected, look
 from relax_server.roles.ray.host import RayHost
@@ -27,12 +27,12 @@ class RayRuntime:
     """Carries out runs on a Ray cluster; the program that calls `fit` follows them, and they end with it."""
 
     def fit(self, job: Job, observer: Observer) -> None:
-        """Train to the last step; Ctrl-C ends after the step in progress, with a checkpoint.
+        """Train to the last step; Ctrl-C, SIGTERM and SIGHUP end with a checkpoint where there is something to keep.
 
         Raises:
             ConfigError: environment, model and settings, or the cluster and the run, do not fit together.
             RunError: the run ended early; it can be resumed.
-            KeyboardInterrupt: after the checkpoint was saved.
+            Interrupted: a signal stopped it; a `KeyboardInterrupt`.
         """
         observer.stage("connecting to Ray" if address_of(job.config) else "starting Ray")
         job = dataclasses.replace(job, runtime="ray")
@@ -41,25 +41,11 @@ class RayRuntime:
             if seen.problems:
                 raise ConfigError("this Ray cluster cannot carry out the run:\n" + "\n".join(map(str, seen.problems)))
             host = RayHost(job.folder, job.config, seen.one_machine)
-            thread = LoopThread()
+            follower = Follower(job, observer, host)
             try:
-                self._follow(Follower(job, observer, host), thread, observer)
+                await_end(follower.run, follower.request_stop, observer)
             finally:
-                thread.close()
                 host.close()
-
-    def _follow(self, follower: Follower, thread: LoopThread, observer: Observer) -> None:
-        future = thread.submit(follower.run())
-        try:
-            future.result()
-        except KeyboardInterrupt:
-            observer.stage("stopping: saving a checkpoint")
-            thread.loop.call_soon_threadsafe(follower.request_stop)
-            try:
-                future.result()
-            except RunError as error:
-                observer.warn(str(error))
-            raise
 
     def open_model(self, job: Job, tell: Tell) -> LocalSession:
         """Start an engine and a rollout process with the run's trained weights, on this machine."""
@@ -115,7 +101,7 @@ class Follower:
         with by_value(self._cls, self._job.agent):
             await self._controller.start(StartController(dataclasses.replace(self._job, spec=spec, resume=resume), self._host))
         if self._stopping:
-            self.request_stop()
+            self._controller.send(Stop())
 
     async def _next(self) -> Any:
         while True:
@@ -134,6 +120,8 @@ class Follower:
             self._observer.warn(message.text)
         elif isinstance(message, Failed):
             raise (ConfigError if message.fatal else RunError)(f"{message.text} (logs: {self._job.folder / 'logs'})")
+        elif isinstance(message, Died) and self._stopping:
+            raise RunError(f"the controller ended while it was stopping; go on with: {self._job.how_to_resume}")
         elif isinstance(message, Died):
             self._restarts.count(
                 "controller", f"the last time {message.how}; end of {message.log}:\n{self._controller.log_tail()}"
@@ -141,7 +129,7 @@ class Follower:
             self._observer.warn(f"the controller ended ({message.how}); starting it again from the last checkpoint")
             await self._start(resume=True)
 
-    def request_stop(self) -> None:
-        """End after the step in progress, with a checkpoint."""
+    def request_stop(self, at_once: bool = False) -> None:
+        """End with what can be kept; a second time at once."""
         self._stopping = True
         self._controller.send(Stop())
