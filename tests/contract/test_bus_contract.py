@@ -208,3 +208,13 @@ def test_a_closed_bus_ends_a_take_that_waits(bus: Bus) -> None:
     bus.close()
     thread.join(LONG)
     assert [str(error) for error in errors] == ["the bus of run 'run-1' is closed"]
+
+
+def test_what_is_forgotten_stays_leased_until_it_is_acked(bus: Bus, journal: Journal) -> None:
+    commit(journal, "a", "b")
+    assert take(bus, 2) == ["a", "b"]
+    bus.forget(["a", "unknown"])
+    bus.release_ahead()
+    assert take(bus) is None and journal.counts(RUN).leased == 2
+    bus.ack(["a", "b"], 1)
+    assert journal.counts(RUN).acked == 2

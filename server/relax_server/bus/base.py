@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from relax_sdk.trajectory import Group
+
+if TYPE_CHECKING:
+    from relax_server.bus.field_queue import FieldQueue
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,11 @@ class Batch:
 class Bus(Protocol):
     """Hands complete, fresh groups to the trainer."""
 
+    @property
+    def fields(self) -> FieldQueue | None:
+        """Where other roles put fields of the groups; None: no role does, groups come straight from the journal."""
+        ...
+
     def take(self, n: int, version: int, max_staleness: int, timeout: float) -> Batch | None:
         """Wait for `n` groups that are fresh enough, and lease them; None when `timeout` seconds passed first."""
         ...
@@ -42,6 +51,14 @@ class Bus(Protocol):
 
     def restore(self, checkpoint: int) -> int:
         """A trainer restarts from `checkpoint`; returns how many groups it will see again."""
+        ...
+
+    def forget(self, group_ids: Sequence[str]) -> None:
+        """No role needs the fields of these groups any more. Their leases stay; `ack` forgets them, too."""
+        ...
+
+    def release_ahead(self) -> None:
+        """Give back what is leased ahead of `take`, and lease no more until the next one: for a trainer that ends."""
         ...
 
     def renew(self) -> None:

@@ -37,6 +37,11 @@ class LocalBus:
         self._lock = threading.Lock()  # keeps `_held` and the journal's leases in step
         self._closed = threading.Event()
 
+    @property
+    def fields(self) -> None:
+        """See `Bus.fields`: there are none."""
+        return
+
     def take(self, n: int, version: int, max_staleness: int, timeout: float) -> Batch | None:
         """See `Bus.take`. The leases already held are renewed while it waits; groups dropped by a take that timed out are
         counted in the next batch.
@@ -80,6 +85,12 @@ class LocalBus:
             self.journal.release(ids, self.run, self.consumer)
             self._held.difference_update(ids)
             self._dropped += batch.dropped
+
+    def forget(self, group_ids: Sequence[str]) -> None:
+        """See `Bus.forget`: there is nothing to forget."""
+
+    def release_ahead(self) -> None:
+        """See `Bus.release_ahead`: nothing is leased ahead."""
 
     def renew_when_due(self) -> None:
         """`renew` when a third of the lease time has passed since the last."""

@@ -131,11 +131,13 @@ class TransferQueueBus(FieldQueue):
         self._local.ack(group_ids, checkpoint)
         self.forget(group_ids)
 
-    def forget(self, group_ids: Sequence[str]) -> None:
-        """No role needs the fields of these groups any more: they leave the queue. Their leases stay.
+    @property
+    def fields(self) -> FieldQueue:
+        """See `Bus.fields`: the queue that groups come through."""
+        return self
 
-        Between checkpoints this keeps the queue small; `ack` does it too.
-        """
+    def forget(self, group_ids: Sequence[str]) -> None:
+        """See `Bus.forget`: the groups leave the queue, which this keeps small between checkpoints."""
         with self._lock:
             places = {id: self._places.pop(id) for id in group_ids if id in self._places}
             for id in group_ids:
@@ -166,7 +168,7 @@ class TransferQueueBus(FieldQueue):
         return count
 
     def release_ahead(self) -> None:
-        """Give back what is leased ahead, and lease no more until a take: for a trainer that ends.
+        """See `Bus.release_ahead`.
 
         Raises:
             JournalError: the journal failed.

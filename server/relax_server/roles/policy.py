@@ -8,14 +8,13 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from relax_sdk.errors import TrainingError
 from relax_sdk.media import MediaRef, MediaStore
 from relax_sdk.trajectory import Group, Trajectory
 from relax_server.bus import open_bus
-from relax_server.bus.base import Batch, Bus
-from relax_server.bus.local import LocalBus
+from relax_server.bus.base import Batch
 from relax_server.garbage import settle
 from relax_server.journal import open_journal
 from relax_server.roles.batch_figures import batch_figures
@@ -40,7 +39,7 @@ from relax_server.training.group_fields import ADVANTAGES_FIELD, REF_LOG_PROBS, 
 from relax_server.training.policy import Policy
 
 if TYPE_CHECKING:
-    from relax_server.bus.transfer_queue import TransferQueueBus
+    from relax_server.bus.field_queue import FieldQueue
 
 CONSUMER = "policy"
 LEASE_SECONDS = 1800.0
@@ -79,7 +78,6 @@ class PolicyRole:
         self.journal = open_journal(first.journal or self.layout.journal, claim=first.claim)
         ahead = (config.batches_ahead + 1) * config.rollout.groups_per_step  # all that the rollout may be ahead
         self.bus = open_bus(config.bus, self.journal, first.run, CONSUMER, ttl=LEASE_SECONDS, ahead=ahead)
-        self.queue = queue_of(self.bus)
         self.policy = Policy(
             first.model_path,
             algorithm=config.algorithm,
@@ -114,7 +112,8 @@ class PolicyRole:
     @property
     def cluster(self) -> Cluster | None:
         """The Ray cluster that the queue has started for this process."""
-        return Cluster(*self.queue.cluster) if self.queue is not None and self.queue.cluster is not None else None
+        fields = self.bus.fields
+        return Cluster(*fields.cluster) if fields is not None and fields.cluster is not None else None
 
     def warm_up(self) -> None:
         """Supervised steps on the form of an action, then fresh weights and a checkpoint: it is not done again."""
@@ -156,10 +155,10 @@ class PolicyRole:
             if batch is None:
                 break
             given, seconds_fields = None, 0.0
-            if self.queue is not None:
+            if self.bus.fields is not None:
                 waited = time.perf_counter()
                 with self.timeline.span("fields", step=self.policy.step + 1):
-                    given = self.take_fields(batch, self.queue)
+                    given = self.take_fields(batch, self.bus.fields)
                 if given is None:
                     self.bus.give_back(batch)
                     break
@@ -185,14 +184,14 @@ class PolicyRole:
             waited += POLL_SECONDS
         return dataclasses.replace(batch, waited=batch.waited + waited)
 
-    def take_fields(self, batch: Batch, queue: TransferQueueBus) -> Given | None:
+    def take_fields(self, batch: Batch, fields: FieldQueue) -> Given | None:
         """What other roles compute of a batch, once it is there; None when a `Stop` came first.
 
         Raises:
             RunError: it did not come in time.
         """
         ids, names = [group.id for group in batch.groups], field_names(self.start.config.algorithm)
-        rows = wait_for_fields(queue, ids, names, self.stopped)
+        rows = wait_for_fields(fields, ids, names, self.stopped)
         return None if rows is None else given_of([row.fields for row in rows])
 
     def begin_step(self) -> bool:
@@ -241,8 +240,7 @@ class PolicyRole:
         for stage, start, end in self.policy.spans:
             self.timeline.add(stage, start, end, step=self.policy.step)
         self.unsaved += [group.id for group in batch.groups]
-        if self.queue is not None:
-            self.queue.forget([group.id for group in batch.groups])
+        self.bus.forget([group.id for group in batch.groups])
         weights = self.put_out()
         done = time.perf_counter()
         metrics |= dict(
@@ -274,15 +272,9 @@ class PolicyRole:
         for old in self.layout.checkpoints()[: -self.start.config.training.keep_checkpoints]:
             shutil.rmtree(old, ignore_errors=True)
         if last:
-            if self.queue is not None:
-                self.queue.release_ahead()
+            self.bus.release_ahead()
             self.policy.export(self.layout.weights)
         self.channel.send(Saved(step, folder, last))
-
-
-def queue_of(bus: Bus) -> TransferQueueBus | None:
-    """The bus, if other roles put fields there."""
-    return None if isinstance(bus, LocalBus) else cast("TransferQueueBus", bus)
 
 
 def given_of(rows: list[dict[str, Any]]) -> Given:

@@ -22,8 +22,8 @@ _Waiting = tuple[Group, _Place, asyncio.Future[bool]]
 class Committer:
     """Commits groups, in the order they come.
 
-    A group is durable when `commit` returns. Groups that come while others are being written are written together next:
-    in one call of `commit_many(groups, run, split)` where the journal has it, else one by one in the same thread.
+    A group is durable when `commit` returns. Groups of one place that come while others are being written are written together
+    next, by one `Journal.commit_many`; if that fails, none of them is written.
 
     Args:
         journal: to write to.
@@ -76,10 +76,13 @@ class Committer:
 
     async def _write_batch(self, groups: list[Group], place: _Place, waiters: Sequence[asyncio.Future[bool]]) -> None:
         try:
-            results = await self._threads.call(self._commit, groups, place, limit=COMMIT_TIMEOUT)
+            results: list[bool | Exception] = await self._threads.call(self._commit, groups, place, limit=COMMIT_TIMEOUT)
         except EpisodeTimeout as error:
-            results = [JournalError(f"the journal did not take {len(groups)} groups within {COMMIT_TIMEOUT:g} s")] * len(groups)
-            results[0].__cause__ = error
+            late = JournalError(f"the journal did not take {len(groups)} groups within {COMMIT_TIMEOUT:g} s")
+            late.__cause__ = error
+            results = [late] * len(groups)
+        except Exception as error:
+            results = [error] * len(groups)
         for result, done in zip(results, waiters, strict=True):
             if done.done():
                 continue
@@ -88,19 +91,5 @@ class Committer:
             else:
                 done.set_result(result)
 
-    def _commit(self, groups: list[Group], place: _Place) -> list[bool | Exception]:
-        run, split, owner = place
-        more = {"owner": owner} if owner is not None else {}
-        commit_many = getattr(self.journal, "commit_many", None)
-        if commit_many is not None and len(groups) > 1:
-            try:
-                return list(commit_many(groups, run, split, **more))
-            except Exception as error:
-                return [error] * len(groups)
-        results: list[bool | Exception] = []
-        for group in groups:
-            try:
-                results.append(self.journal.commit(group, run, split, **more))
-            except Exception as error:
-                results.append(error)
-        return results
+    def _commit(self, groups: list[Group], place: _Place) -> list[bool]:
+        return self.journal.commit_many(groups, *place)
