@@ -18,6 +18,9 @@ from relax_sdk.loading import import_object
 from relax_sdk.tasks import Tasks, TaskSplit, task_splits
 
 GYM_NAMESPACE = "relax"
+"""What Gymnasium knows an environment by that has no namespace of its own."""
+NAME = r"([\w-]+/)?[\w-]+"
+"""What an environment may be called; as in Gymnasium, with at most one namespace."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class EnvSpec:
 
 
 _specs: dict[str, EnvSpec] = {}
+_gym_ids: set[str] = set()
+"""Names that this registry has given to Gymnasium."""
 _discovered = False
 
 
@@ -78,18 +83,34 @@ def register(
 ) -> EnvSpec:
     """Make an environment known under a name; registering the same class again replaces it, as a notebook cell does.
 
-    It is then also `gymnasium.make("relax/<id>")`.
+    Args:
+        id: its name, such as `chirp-v0`, or `acme/chirp-v0` with a namespace. It is then also
+            `gymnasium.make("acme/chirp-v0")`; a name without a namespace is known to Gymnasium as `relax/chirp-v0`, which may
+            be written here as well.
+        entry: the class, or `"package.module:Class"`, which is imported when it is needed.
+        tasks: rows, or a function that returns them, or a dictionary of either by split; default: the class's own `tasks`.
+        kwargs: given to the class.
+        defaults: settings of `Trainer` that suit this environment.
+
+    Returns:
+        The specification, as `get_spec(id)` gives it.
 
     Raises:
-        RegistryError: the name is taken by another class, or is empty.
+        RegistryError: the name is taken by another class or by an environment of Gymnasium's, or is not a name.
     """
-    if not re.fullmatch(r"[\w-]+", id):
-        raise RegistryError(f"an environment's name must be one word of letters, digits, '-' and '_', got {id!r}")
+    id = id.removeprefix(f"{GYM_NAMESPACE}/")
+    if not re.fullmatch(NAME, id):
+        raise RegistryError(
+            "an environment's name must be one word of letters, digits, '-' and '_', which may have a namespace before it, "
+            f"as in 'acme/chirp-v0'; got {id!r}"
+        )
     old = _specs.get(id)
     if old is not None and _qualified(old.entry) != _qualified(entry):
         raise RegistryError(f"{id!r} is already registered as {_qualified(old.entry)}; choose another name")
     spec = EnvSpec(id, entry, tasks, kwargs or {}, defaults or {}, _caller())
-    gym_id = f"{GYM_NAMESPACE}/{id}"
+    gym_id = id if "/" in id else f"{GYM_NAMESPACE}/{id}"
+    if old is None and gym_id in gymnasium.registry and gym_id not in _gym_ids:
+        raise RegistryError(f"{gym_id!r} is an environment of Gymnasium's already; choose another name")
     gymnasium.registry.pop(gym_id, None)
     try:
         gymnasium.register(
@@ -101,6 +122,7 @@ def register(
     except gymnasium.error.Error as error:
         raise RegistryError(f"{id!r} cannot be an environment's name: {error}") from error
     _specs[id] = spec
+    _gym_ids.add(gym_id)
     return spec
 
 
@@ -130,6 +152,7 @@ def get_spec(env: str | type[Env] | EnvSpec) -> EnvSpec:
 
 def registered(id: str) -> EnvSpec | None:
     """The environment that is registered under a name, in this program or by an installed package; None if there is none."""
+    id = id.removeprefix(f"{GYM_NAMESPACE}/")
     if id not in _specs:
         discover()
     return _specs.get(id)

@@ -110,7 +110,7 @@ def _flat(rows: Sequence[Row], recent: Sequence[Row], groups: int, config: RunCo
     """All groups had equal rewards: the task is solved, the policy always does the same, or no answer ever earned anything."""
     low = min(row.get("reward_min", row["reward"]) for row in recent)
     high = max(row.get("reward_max", row["reward"]) for row in recent)
-    what = f"nothing was learnt in the last {len(recent)} steps: in each of {groups} groups all episodes had the same reward"
+    what = f"nothing was learnt in the last {len(recent)} steps: in each of {groups:.0f} groups all episodes had the same reward"
     worst = min(row["reward"] for row in rows if "reward" in row)
     best = max(row["reward"] for row in rows if "reward" in row)
     same = high - low < 1e-9
@@ -136,10 +136,10 @@ def _cause(recent: Sequence[Row], config: RunConfig, examples: bool | None, same
         return _limits(recent, config)
     lacks = _lacks(config, examples) if from_random_weights(config.model) else []
     if same and lacks:
-        return f"likely because {lacks[0][0]}, so that the model emits noise: {_join(how for _, how in lacks)}"
+        return f"Likely because {lacks[0][0]}, so that the model emits noise: {_join(how for _, how in lacks)}"
     if same and cut >= ALL and config.sampling.max_new_tokens > 4:
         return (
-            f"likely because {cut:.0%} of the answers are cut at sampling.max_new_tokens = {config.sampling.max_new_tokens} "
+            f"Likely because {cut:.0%} of the answers are cut at sampling.max_new_tokens = {config.sampling.max_new_tokens} "
             "before they end: raise it, or ask for shorter answers"
         )
     if not same and _mean(recent, "entropy") < 0.05:
@@ -149,7 +149,7 @@ def _cause(recent: Sequence[Row], config: RunConfig, examples: bool | None, same
         )
     if same:
         return (
-            "likely because no answer has the form that the environment rewards, or the reward does not tell answers apart: "
+            "Likely because no answer has the form that the environment rewards, or the reward does not tell answers apart: "
             "look at the sample answer, say the form in the prompt (system_prompt), or give tasks that are sometimes solved"
         )
     return "the tasks are too easy or too hard: choose others, raise rollout.group_size, or raise sampling.temperature"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -236,7 +237,8 @@ class Trainer:
                 raise ConfigError("fit(resume=True) needs Trainer(folder=…), the folder of the run to go on with")
             read_config(self._folder)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        folder = self._folder or Path("runs") / f"{config.env.replace('/', '-').replace(':', '-')}-{stamp}"
+        named = re.sub(r"[^\w-]+", "-", re.sub(r"^.*/([^/]*)\.py:", r"\1:", config.env))
+        folder = self._folder or Path("runs") / f"{named}-{stamp}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

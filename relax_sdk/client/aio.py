@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
 
 from relax_sdk.client.calls import (
     ATTEMPTS,
@@ -83,7 +84,7 @@ class AsyncClient(Settings):
 
     async def remove_env(self, id: str) -> None:
         """See `Client.remove_env`."""
-        await self._send(Call("DELETE", f"/v1/envs/{id}"))
+        await self._send(Call("DELETE", f"/v1/envs/{quote(id)}"))
 
     async def rollout(self, env: str, *, idempotency_key: str | None = None, **settings: Any) -> AsyncRollout:
         """See `Client.rollout`."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
 
 from relax_sdk.client.calls import (
     ATTEMPTS,
@@ -111,7 +112,7 @@ class Client(Settings):
 
     def remove_env(self, id: str) -> None:
         """Forget an environment that was registered or uploaded."""
-        self._send(Call("DELETE", f"/v1/envs/{id}"))
+        self._send(Call("DELETE", f"/v1/envs/{quote(id)}"))
 
     def rollout(self, env: str, *, idempotency_key: str | None = None, **settings: Any) -> Rollout:
         """Let the service play groups of episodes.

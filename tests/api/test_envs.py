@@ -32,6 +32,19 @@ def hostile(client: relax.Client) -> Iterator[str]:
     client.remove_env("hostile")
 
 
+def test_a_name_with_a_namespace_goes_through_every_route(client: relax.Client, locked: Service) -> None:
+    assert client.upload_env(hosted_envs.Echo, id="acme/echo-v1")["id"] == "acme/echo-v1"
+    about = httpx.get(
+        f"{locked.url}/v1/envs/acme/echo-v1", headers={"Authorization": f"Bearer {locked.key}"}, timeout=30.0
+    ).json()
+    assert (about["id"], about["kind"]) == ("acme/echo-v1", "upload")
+    with client.session("acme/echo-v1", **ONE) as session:
+        assert session.observation[1]["content"][1]["text"].startswith("shade")
+    assert list(locked.folder.glob("**/env-acme%2Fecho-v1.log"))
+    client.remove_env("acme/echo-v1")
+    assert "acme/echo-v1" not in {env["id"] for env in client.envs()}
+
+
 class Play:
     """A session in which actions are written by the test."""
 

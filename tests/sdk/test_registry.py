@@ -60,6 +60,38 @@ def test_gymnasium_makes_it_too() -> None:
     assert gymnasium.make("relax/greeter-v0", name="Bob").reset() == ("hello Bob", {})
 
 
+def test_a_name_may_have_a_namespace() -> None:
+    spec = register("acme/chirp-v0", env_class("chirp"))
+    assert get_spec("acme/chirp-v0") is spec and spec.id == "acme/chirp-v0"
+    assert gymnasium.make("acme/chirp-v0").reset()[0] == "chirp you"
+    assert gymnasium.spec("acme/chirp-v0").namespace == "acme"
+    register("acme/chirp-v0", env_class("again"))
+    assert gymnasium.make("acme/chirp-v0").reset()[0] == "again you"
+
+
+def test_the_name_that_gymnasium_knows_is_a_name_here_too() -> None:
+    spec = register("greeter-v0", env_class())
+    assert get_spec("relax/greeter-v0") is spec
+    assert register("relax/other-v0", Other).id == "other-v0"
+    assert gymnasium.spec("relax/other-v0").name == "other"
+
+
+def test_an_environment_of_gymnasium_s_is_not_replaced() -> None:
+    gymnasium.register("acme/lander-v0", entry_point=env_class())
+    with pytest.raises(RegistryError, match="'acme/lander-v0' is an environment of Gymnasium's already"):
+        register("acme/lander-v0", Other)
+    assert [s.id for s in list_envs()] == []
+
+
+@pytest.mark.parametrize(
+    ("env", "folder"), [("acme/chirp-v0", "acme-chirp-v0-"), ("relax_envs.tone:ToneEnv", "relax_envs-tone-ToneEnv-")]
+)
+def test_a_run_s_folder_is_one_word(env: str, folder: str) -> None:
+    register("acme/chirp-v0", env_class())
+    trainer = relax.Trainer(env)
+    assert trainer._run_folder(trainer.config, resume=False).name.startswith(folder)
+
+
 def test_running_a_notebook_cell_again_replaces_the_class() -> None:
     register("greeter-v0", env_class("hello"))
     register("greeter-v0", env_class("good morning"))
@@ -74,7 +106,7 @@ def test_a_name_taken_by_another_class() -> None:
     assert get_spec("greeter-v0").load().__name__ == "Greeter"
 
 
-@pytest.mark.parametrize("name", ["", "two words", "a/b", "tab\t", "../x", "a:b"])
+@pytest.mark.parametrize("name", ["", "two words", "a/b/c", "/a", "a/", "tab\t", "../x", "a:b"])
 def test_what_is_no_name(name: str) -> None:
     with pytest.raises(RegistryError, match="must be one word"):
         register(name, Other)

@@ -130,7 +130,7 @@ class GenerateBody(Body):
 class EnvBody(Body):
     """Registers an environment: one of `entry`, `package` and `upload`."""
 
-    id: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_-]+$", description="Its name here")
+    id: str = Field(min_length=1, max_length=100, pattern=r"^([A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+$", description="Its name here")
     entry: str | None = Field(
         default=None, max_length=300, pattern=r"^[\w.]+:[\w.]+$", description="package.module:Class, of an installed package"
     )

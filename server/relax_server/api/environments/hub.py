@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from sqlalchemy import delete, insert, select
@@ -17,7 +18,7 @@ from sqlalchemy import delete, insert, select
 from relax_sdk.errors import EnvError, JournalError, RelaxError
 from relax_sdk.hosting.wire import Description
 from relax_sdk.media import MediaStore
-from relax_sdk.registry import EnvSpec, get_spec, list_envs
+from relax_sdk.registry import NAME, EnvSpec, get_spec, list_envs
 from relax_server.api.environments.limits import WorkerLimits
 from relax_server.api.environments.sockets import AWAY_SECONDS, SocketLink
 from relax_server.api.environments.source import EnvSource, python_version
@@ -32,7 +33,7 @@ from relax_server.rollout.threads import CallThreads
 
 logger = logging.getLogger(__name__)
 
-NAME = r"[\w-]{1,100}"
+NAME_LENGTH = 100
 """What an environment may be called."""
 DATABASE_SECONDS = 60.0
 FRESH_SECONDS = 1.0
@@ -197,8 +198,9 @@ class EnvHub:
             ApiError: the name is taken.
             EnvError: the description cannot be right.
         """
-        if not re.fullmatch(NAME, description.id):
-            raise bad(f"an environment's name must match {NAME}, got {description.id[:120]!r}", "id")
+        if len(description.id) > NAME_LENGTH or not re.fullmatch(NAME, description.id):
+            about = f"must match {NAME} with at most {NAME_LENGTH} characters"
+            raise bad(f"an environment's name {about}, got {description.id[:120]!r}", "id")
         entry = self._entries.get(description.id)
         if entry is not None and isinstance(entry.link, SocketLink):
             if token == entry.link.token and not entry.link.given_up:
@@ -252,7 +254,9 @@ class EnvHub:
     # --------------------------------------------------------------------------------------------------------- parts
 
     def _worker(self, source: EnvSource) -> WorkerLink:
-        return WorkerLink(source, self.limits, self._logs / f"env-{source.id}.log", self._store, self._in_thread)
+        return WorkerLink(
+            source, self.limits, self._logs / f"env-{quote(source.id, safe='')}.log", self._store, self._in_thread
+        )
 
     def _claim(self, env: str, key: Key) -> None:
         if _installed(env):

@@ -34,7 +34,7 @@ async def envs(core: Core, key: Caller) -> Response:
     return json_response({"envs": core.envs.rows()})
 
 
-@router.get("/v1/envs/{id}")
+@router.get("/v1/envs/{id:path}")
 async def env(core: Core, key: Caller, id: Id) -> Response:
     """One environment."""
     await core.envs.find(id)
@@ -51,7 +51,7 @@ async def register(core: Core, key: Uploader, body: EnvBody) -> Response:
     return json_response(msgspec.to_builtins(description), 201)
 
 
-@router.delete("/v1/envs/{id}")
+@router.delete("/v1/envs/{id:path}")
 async def remove(core: Core, key: Uploader, id: Id) -> Response:
     """Forget an environment that was registered; its owner or an admin may."""
     await core.envs.remove(id, key)
