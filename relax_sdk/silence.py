@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from relax_sdk.config import RunConfig
+from relax_sdk.defaults import from_random_weights
 from relax_sdk.findings import Finding
 
 WINDOW = 10
@@ -25,11 +26,6 @@ GROUP_RELATIVE = frozenset({"grpo", "dr_grpo", "rloo"})
 """Advantages that compare the episodes of a group."""
 
 Row = Mapping[str, Any]
-
-
-def from_random_weights(model: str) -> bool:
-    """Whether a built-in model starts from random weights; a folder is taken for a pretrained one."""
-    return model.startswith("relax/tiny-")
 
 
 def missing(config: RunConfig, examples: bool | None) -> list[Finding]:
@@ -76,10 +72,10 @@ def _lacks(config: RunConfig, examples: bool | None) -> list[tuple[str, str]]:
                 )
             )
     elif config.warmup.steps == 0:
-        lacks.append(("warmup.steps = 0 leaves the format warm-up out", "set warmup.steps (60 is the default)"))
+        lacks.append(("warmup.steps = 0 leaves the format warm-up out", "set warmup.steps to 60"))
     hold = config.algorithm.kl_coef > 0 or config.algorithm.entropy_coef == 0
     if not hold and (lacks or config.sampling.max_new_tokens >= LONG_ANSWER):
-        lacks.append(("its settings are those for a pretrained model", "add **relax.FROM_SCRATCH to Trainer(…)"))
+        lacks.append(("its entropy bonus undoes the form of long answers", "add **relax.FROM_SCRATCH to Trainer(…)"))
     return lacks
 
 
@@ -110,7 +106,9 @@ def _flat(rows: Sequence[Row], recent: Sequence[Row], groups: int, config: RunCo
     """All groups had equal rewards: the task is solved, the policy always does the same, or no answer ever earned anything."""
     low = min(row.get("reward_min", row["reward"]) for row in recent)
     high = max(row.get("reward_max", row["reward"]) for row in recent)
-    what = f"nothing was learnt in the last {len(recent)} steps: in each of {groups:.0f} groups all episodes had the same reward"
+    what = (
+        f"nothing was learnt in the last {len(recent)} steps: in each of {groups:.0f} groups all episodes had the same reward"
+    )
     worst = min(row["reward"] for row in rows if "reward" in row)
     best = max(row["reward"] for row in rows if "reward" in row)
     same = high - low < 1e-9

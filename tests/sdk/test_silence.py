@@ -119,7 +119,8 @@ def test_what_a_model_from_random_weights_lacks_is_said_before_the_first_step():
 
 
 def test_nothing_is_said_where_nothing_lacks():
-    ready = RunConfig(env="e", algorithm=SCRATCH, sampling=SamplingParams(max_new_tokens=1))
+    warm = WarmupConfig(steps=60)
+    ready = RunConfig(env="e", algorithm=SCRATCH, sampling=SamplingParams(max_new_tokens=1), warmup=warm)
     assert said(ready, True) == said(PRETRAINED, False) == ""
 
 
