@@ -2,6 +2,7 @@
 
     python -m benchmarks.chaos [--times 20] [--roles nothing engine policy rollout controller network] [--env tone-v0]
     python -m benchmarks.chaos --runtime ray --bus transfer_queue [--roles engine … node … reference … storage] [--together]
+    python -m benchmarks.chaos --case routes --roles policy --times 10
 
 Every run goes on to step 150 at least and is then stopped; *held-out* is what its last weights get on 256 held-out tasks, the
 lowest and the mean of the runs. The row *nothing* is of as many runs in which nothing is killed. Each role has runs of its own;
@@ -15,6 +16,9 @@ With `--runtime ray` the controller is an actor, which the program starts again;
 resumed by hand, as the controller is where there is no Ray. A *node* is one of three raylets of this machine, killed with all
 that runs below it; Ray is set to give a node up after five seconds. With `--bus transfer_queue` the *advantages* and the
 *reference* are roles of their own, and *queue* and *storage* are TransferQueue's own actors.
+
+The case *routes* replays the engine's routes in the trainer (R3), beside a KL reference and after a format warm-up, so that a
+trainer that begins again has to have all three again.
 """
 
 from __future__ import annotations
@@ -64,6 +68,11 @@ ALONE = (NOTHING, NODE, NETWORK, "program")
 """In runs of their own: with a cluster or an engine elsewhere, or another one who starts it again."""
 GROUPS, LIMIT = 8, 180.0
 """Groups a step; seconds to wait for anything."""
+CASES = {
+    "plain": (),
+    "routes": ("training.replay_routes=true", "algorithm.kl_coef=0.03", "warmup.steps=5"),
+}
+"""Settings of a run beside those that all have."""
 CUT = 5.0
 """Seconds that the network is away."""
 AHEAD = {"engine": 3, "rollout": 3}
@@ -122,9 +131,20 @@ def _is_there(process: psutil.Process) -> bool:
 class Run:
     """`relax train` in a process of its own, watched through its folder."""
 
-    def __init__(self, env: str, folder: Path, steps: int, seed: int, runtime: str, bus: str, nodes: Nodes | None) -> None:
+    def __init__(
+        self,
+        env: str,
+        folder: Path,
+        steps: int,
+        seed: int,
+        runtime: str,
+        bus: str,
+        nodes: Nodes | None = None,
+        case: str = "plain",
+    ) -> None:
         self.folder, self.steps, self.runtime, self.nodes = folder, steps, runtime, nodes
         settings = [f"rollout.groups_per_step={GROUPS}", "rollout.group_size=8", "training.checkpoint_every=5", "eval.every=0"]
+        settings += CASES[case]
         settings += [f"ray.address={nodes.address}"] if nodes is not None else []
         sets = [part for setting in settings for part in ("--set", setting)]
         self.more = ["--runtime", runtime]
@@ -246,13 +266,13 @@ def over_a_line(run: Run) -> FarEngine:
 
 
 def one_run(
-    env: str, kills: list[str], folder: Path, rng: random.Random, runtime: str, bus: str
+    env: str, kills: list[str], folder: Path, rng: random.Random, runtime: str, bus: str, case: str
 ) -> tuple[dict[str, list[float]], dict[str, int], float]:
     """Seconds to recover from each kill, by role; what the journal says at the end; and the held-out reward."""
     seconds = dict[str, list[float]]()
     with contextlib.ExitStack() as ends:
         nodes = ends.enter_context(contextlib.closing(Nodes())) if NODE in kills else None
-        run = Run(env, folder, 1_000_000, rng.randrange(1000), runtime, bus, nodes)
+        run = Run(env, folder, 1_000_000, rng.randrange(1000), runtime, bus, nodes, case)
         ends.callback(lambda: run.process.kill())  # the last one that was started
         run.wait_for_step(7)  # a checkpoint is there
         if NETWORK in kills:
@@ -287,6 +307,7 @@ def main() -> None:
     parser.add_argument("--env", default="tone-v0")
     parser.add_argument("--runtime", choices=list(BY_HAND), default="local")
     parser.add_argument("--bus", choices=["local", "transfer_queue"], default="local")
+    parser.add_argument("--case", choices=list(CASES), default="plain")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--together", action="store_true", help="kill the roles in the same runs, but program, node and network"
@@ -298,6 +319,7 @@ def main() -> None:
     alone = [role for role in roles if role in ALONE or not args.together]
     rng = random.Random(args.seed)
     name = "chaos" if (args.runtime, args.bus) == ("local", "local") else f"chaos_{args.runtime}_{args.bus}"
+    name += "" if args.case == "plain" else f"_{args.case}"
     for together in filter(None, [[role] for role in alone] + [[role for role in roles if role not in alone]]):
         seconds, held = {role: list[float]() for role in together}, list[float]()
         found: Counter[str] = Counter()
@@ -306,7 +328,7 @@ def main() -> None:
             kills = [role for role in together for _ in range(min(a_run, args.times - first)) if role != NOTHING]
             rng.shuffle(kills)
             with tempfile.TemporaryDirectory() as temporary:
-                own, end, reward = one_run(args.env, kills, Path(temporary) / "run", rng, args.runtime, args.bus)
+                own, end, reward = one_run(args.env, kills, Path(temporary) / "run", rng, args.runtime, args.bus, args.case)
             for role, each in own.items():
                 seconds[role] += each
             held.append(reward)

@@ -229,6 +229,10 @@ def show(env: Annotated[str, typer.Argument()]) -> None:
     typer.echo(f"defaults: {spec.defaults}")
 
 
+WORDS = {"true": True, "false": False, "none": None, "null": None}
+"""Values as YAML and JSON write them; Python's own forms are read too."""
+
+
 def parse_settings(settings: list[str]) -> dict[str, dict[str, Any]]:
     """`["rollout.group_size=8"]` as `{"rollout": {"group_size": 8}}`.
 
@@ -244,7 +248,7 @@ def parse_settings(settings: list[str]) -> dict[str, dict[str, Any]]:
         if not (equals and dot and name):
             raise ConfigError(f"--set {setting!r}: write it as section.field=value, e.g. rollout.group_size=8")
         try:
-            value = ast.literal_eval(text)
+            value = WORDS[text] if text in WORDS else ast.literal_eval(text)
         except (ValueError, SyntaxError):
             value = text
         out.setdefault(section, {})[name] = value

@@ -171,3 +171,21 @@ def test_how_far_rollouts_run_ahead(staleness: int, updates: int, ahead: int) ->
     config = RunConfig("tone-v0", max_staleness=staleness, algorithm=AlgorithmConfig(updates_per_batch=updates))
     assert config.batches_ahead == ahead
     assert config.version_at(3) == 3 * updates
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("8", 8),
+        ("1e-3", 1e-3),
+        ("['--tp', '2']", ["--tp", "2"]),
+        ("async", "async"),
+    ],
+)
+def test_settings_of_the_command_line_are_read_as_yaml_json_or_python_write_them(text: str, value: Any) -> None:
+    from relax_sdk.cli import parse_settings
+
+    assert parse_settings([f"training.replay_routes={text}"]) == {"training": {"replay_routes": value}}

@@ -34,7 +34,7 @@ class Trained:
     logprob: np.ndarray
     """float64, as the engine reported it."""
     version: np.ndarray
-    """int64, of the weights that produced it."""
+    """int64, the version of the weights that produced it."""
     turn: np.ndarray
     """int64, index of the turn in its trajectory."""
 
@@ -63,7 +63,7 @@ class TokenBatch:
     vocab_size: int
     """Keys from here on are placeholders: `vocab_size + item * MEDIA_SPAN + place`."""
     routes: tuple[np.ndarray | None, ...] = ()
-    """Per sample int32 [n, layers, top_k], -1 where the trainer chooses; empty without route replay."""
+    """One int32 array [n, decoder layers, top_k] per sample, -1 where the trainer chooses; empty without route replay."""
 
     def __len__(self) -> int:
         return len(self.n_inputs)
@@ -75,7 +75,7 @@ class TokenBatch:
 
 
 def read_features(samples: Sequence[Sample], processor: Processor, read: ReadMedia) -> dict[str, MediaFeatures]:
-    """Features of each distinct media item, by sha256.
+    """Prepare the features of each distinct media item, by sha256.
 
     Raises:
         MediaError: an item is damaged.
@@ -99,9 +99,9 @@ def make_batch(
 
     Args:
         samples: each with at least one token of loss mask 1, none of them the first token.
-        processor: of the model.
-        features: by sha256, of all media of the samples.
-        routes: per sample, for route replay.
+        processor: the model's processor.
+        features: the features of all media of the samples, by sha256.
+        routes: the routes of each sample, for route replay.
 
     Raises:
         TokenError: there are no samples, placeholders and media differ, or a trained token has nothing before it or is one

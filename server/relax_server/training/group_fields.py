@@ -1,4 +1,4 @@
-"""What roles beside the policy compute of a group, and how it is laid out where it travels: the fields of the bus.
+"""The fields of a group: arrays that roles beside the policy compute, and their layout on the bus.
 
 | field | array |
 |---|---|
@@ -26,11 +26,11 @@ ADVANTAGES_FIELD, REF_LOG_PROBS = "advantages", "ref_log_probs"
 
 @dataclass(frozen=True)
 class Given:
-    """What a training step need not compute; one array per group of its batch."""
+    """Fields that a training step is given and need not compute; one array per group of its batch."""
 
     advantages: Sequence[np.ndarray]
     ref_log_probs: Sequence[np.ndarray] | None = None
-    """None: the policy has a reference of its own, or needs none."""
+    """None if the policy has a reference of its own, or needs none."""
 
 
 def field_names(algorithm: AlgorithmConfig) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What one training step reports."""
+"""The metrics that one training step reports."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class StepMetrics:
             self.spans.append((stage, at, time.time()))
 
     def describe(self, collected: StepSamples, batch: TokenBatch, parts: Sequence[Sequence[Forest]], version: int) -> None:
-        """What is known before anything is computed."""
+        """Record what is known before anything is computed."""
         computed, packed = sum(len(forest) for forests in parts for forest in forests), int(batch.n_inputs.sum())
         staleness = version - batch.trained.version
         self.values |= {
@@ -85,7 +85,7 @@ class StepMetrics:
         }
 
     def update(self, results: Sequence[dict[str, Any]], engine: Sequence[np.ndarray], gap: bool) -> None:
-        """Sums of one update.
+        """Add the sums of one update.
 
         Args:
             results: per forest of this rank, from the objective.
@@ -103,12 +103,12 @@ class StepMetrics:
                 self._max["logprob_gap_max"] = max(self._max["logprob_gap_max"], float(difference.max(initial=0.0)))
 
     def stepped(self, grad_norm: float, lr: float) -> None:
-        """One optimizer step was taken."""
+        """Record that one optimizer step was taken."""
         self._norms.append(grad_norm)
         self.values["lr"] = lr
 
     def result(self) -> dict[str, float]:
-        """All metrics, the same on every data-parallel rank but for the times."""
+        """Return all metrics, the same on every data-parallel rank but for the times."""
         *sums, gap, gap_n = parallel.sum_over_ranks([*self._sums.values(), self._gap, float(self._gap_n)])
         largest = parallel.max_over_ranks(list(self._max.values()))
         n = self.values["n_response_tokens"]

@@ -31,7 +31,7 @@ class LogprobModel:
     Args:
         model_path: a Hugging Face folder.
         training: token budget, sharing, precision, threads.
-        seed: of torch's generators.
+        seed: for torch's generators.
         features: folder in shared memory where media features are exchanged with other processes.
         sampling: how tokens are sampled: logits are divided by its temperature, and cut by its `top_p` and `top_k`, alike.
 
@@ -64,7 +64,7 @@ class LogprobModel:
             raise ConfigError("TrainingConfig.replay_routes = True, but the model has no mixture of experts")
 
     def logprobs(self, samples: Sequence[Sample], media: ReadMedia) -> list[np.ndarray]:
-        """Log probabilities under the current weights, float32, one array per sample with one number per mask-1 token.
+        """Compute log probabilities under the current weights, float32, one array per sample with one number per mask-1 token.
 
         A mixture of experts chooses its experts itself; routes that an engine has recorded are for training only.
 
@@ -83,7 +83,9 @@ class LogprobModel:
         return np.split(flat, cuts)
 
     def group_logprobs(self, groups: Sequence[Group], media: ReadMedia) -> list[np.ndarray]:
-        """Per group the field `ref_log_probs`, see `training.group_fields`; a mixture of experts chooses its experts itself.
+        """Compute the field `ref_log_probs` of each group, see `training.group_fields`.
+
+        A mixture of experts chooses its experts itself.
 
         Raises:
             TokenError: tokens and media do not fit together.
@@ -108,7 +110,7 @@ class LogprobModel:
         )
 
     def _targets(self, batch: TokenBatch, advantages: np.ndarray | None = None, scale: np.ndarray | None = None) -> Targets:
-        """What is needed of every trained token; without advantages and scale only its logprob can be asked for."""
+        """Lay out what the objective needs of every trained token; logprobs need neither advantages nor scale."""
         nothing = np.zeros(len(batch.trained), np.float32)
         return Targets(
             token=self._tensor(batch.trained.target),
@@ -126,7 +128,7 @@ class LogprobModel:
         return self._loaded.model.micro_batch(forest)
 
     def _forward(self, forests: Sequence[Forest], targets: Targets) -> Tensor:
-        """Logprobs of the trained tokens of some forests, [n of the batch]; 0 elsewhere."""
+        """Compute the logprobs of the trained tokens of some forests, [n of the batch]; other tokens have 0."""
         out = torch.zeros(len(targets.token), device=self.device)
         for forest in forests:
             logprobs = token_logprobs(forward(self._loaded.model, self._micro_batch(forest)), forest, targets)

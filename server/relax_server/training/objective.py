@@ -18,7 +18,7 @@ LossSum = tuple[Tensor, int, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Targets:
-    """Per trained token of the batch, in the order of `TokenBatch.trained`, on the device."""
+    """All that the loss needs of each trained token of the batch, on the device, in the order of `TokenBatch.trained`."""
 
     token: Tensor
     """int64 [n]."""

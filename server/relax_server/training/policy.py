@@ -39,8 +39,8 @@ class Policy(LogprobModel):
         algorithm: advantages, loss and corrections.
         optimizer: AdamW and the learning-rate schedule.
         training: token budget, sharing, precision, threads.
-        total_steps: of the run, for the schedule.
-        seed: of torch's generators.
+        total_steps: steps of the whole run, for the learning-rate schedule.
+        seed: for torch's generators.
         features: folder in shared memory where media features are exchanged with other processes.
         sampling: how tokens are sampled: logits are divided by its temperature, and cut by its `top_p` and `top_k`, alike.
         own_reference: False keeps no reference: its logprobs are given to every step that needs them.
@@ -83,7 +83,7 @@ class Policy(LogprobModel):
         """One supervised step: cross entropy on the tokens with loss mask 1. Does not count as a training step.
 
         Returns:
-            Its loss, the mean over those tokens.
+            The loss of the step, the mean over those tokens.
 
         Raises:
             TokenError: tokens and media do not fit together.
@@ -107,7 +107,7 @@ class Policy(LogprobModel):
         Args:
             groups: complete groups; a trajectory without turns has no sample, but its reward counts in its group.
             media: reads the bytes of a media item.
-            version: of the weights before this step, for the staleness.
+            version: number of the weights before this step, for the staleness.
             given: what other roles have computed of these groups; None: it is computed here.
 
         Returns:
@@ -172,7 +172,7 @@ class Policy(LogprobModel):
             self._set_reference(self._load_model(Path(folder_)).model)
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree in to be continued: all that its weights, moments and numbers follow from.
+        """Settings that a checkpoint must share to be continued: all that its weights, moments and numbers follow from.
 
         The learning rate and its schedule may change (`Schedule.going_on`), and the bound of the gradient's norm.
         """
@@ -219,7 +219,7 @@ class Policy(LogprobModel):
             self._reference = [p.detach().clone() for p in model.parameters()]
 
     def _scale(self, batch: TokenBatch, split: Sequence[Sequence[int]]) -> np.ndarray:
-        """What each trained token counts in its update, float32 [n]."""
+        """The weight of each trained token in its update, float32 [n]."""
         scale = np.empty(len(batch.trained), np.float32)
         for part in split:
             own = np.isin(batch.trained.sample, np.asarray(part))
@@ -230,12 +230,12 @@ class Policy(LogprobModel):
         return pack(batch, self.training.token_budget, self.training.share_prompts, only)
 
     def _mine(self, forests: Sequence[Forest]) -> list[Forest]:
-        """Those of this data-parallel rank."""
+        """The forests that this data-parallel rank computes."""
         rank, size = parallel.data_parallel()
         return list(forests[rank::size])
 
     def _accumulate(self, forests: Sequence[Forest], objective: Any, targets: Targets) -> list[dict[str, Tensor]]:
-        """Gradients of the mean loss over all ranks' forests; results of this rank's."""
+        """Add up the gradients of the mean loss over all ranks' forests; returns the results of this rank's."""
         mine = self._mine(forests)
         if not mine:  # fewer forests than ranks: take part in the reduction with nothing
             self.trainer.accumulate([self._micro_batch(forests[0])], lambda logits, number: (0.0 * logits.sum(), 0, None))
@@ -247,7 +247,7 @@ class Policy(LogprobModel):
         return self.trainer.accumulate([self._micro_batch(f) for f in mine], loss)
 
     def _before(self, parts: Sequence[Sequence[Forest]], targets: Targets, reference: Sequence[np.ndarray] | None) -> Targets:
-        """Targets with what has to be there before the first update: own logprobs, and those of the reference."""
+        """Add what has to be computed before the first update: the policy's own logprobs, and the reference's."""
         mine = [forest for forests in parts for forest in self._mine(forests)]
         if self.algorithm.old_logprobs == "recompute" and len(parts) > 1:
             targets = dataclasses.replace(targets, recomputed=self._forward(mine, targets))

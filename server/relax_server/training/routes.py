@@ -23,7 +23,7 @@ def _turn_routes(turn: Turn) -> np.ndarray | None:
 
 
 def sample_routes(trajectory: Trajectory, sample: Sample) -> np.ndarray | None:
-    """Routes of a sample's tokens: each from the first turn that computed it.
+    """Put together the routes of a sample's tokens, each from the first turn that computed it.
 
     Returns:
         int32 [n, layers, top_k] for the first n tokens of the sample, -1 where no turn says; None where none does at all.

@@ -20,11 +20,11 @@ class StepSamples:
 
     samples: list[Sample]
     trajectories: list[Trajectory]
-    """Where each sample comes from."""
+    """The trajectory that each sample comes from."""
     group: list[int]
     """Index of the group of each sample."""
     advantages: list[list[float]]
-    """Per sample, of each turn of its trajectory."""
+    """One list per sample: the advantage of each turn of its trajectory."""
     reward: float
     """Mean over all trajectories, those without a sample included."""
     reward_std: float
@@ -43,7 +43,7 @@ class StepSamples:
 
 
 def group_advantages(group: Group, algorithm: AlgorithmConfig) -> list[list[float]]:
-    """Advantages per trajectory and turn; all trajectories count, also those that have no sample.
+    """Compute the advantages of a group's turns; all trajectories count, also those that have no sample.
 
     Returns:
         One list per trajectory with one number per turn.
@@ -62,9 +62,9 @@ def collect(
     """Samples and advantages of a batch of groups.
 
     Args:
-        groups: of the batch.
-        algorithm: whose advantages.
-        advantages: per group what `group_advantages` returns, where it is known; None: it is called.
+        groups: the groups of the batch.
+        algorithm: the settings that say how advantages are computed.
+        advantages: one item per group, as `group_advantages` returns it, if that is known; None calls it.
     """
     if advantages is None:
         advantages = [group_advantages(group, algorithm) for group in groups]

@@ -28,7 +28,7 @@ class Loaded:
 
 
 def build_model(hf_config: Any, *, dtype: torch.dtype, device: torch.device, recompute: bool) -> ForestModel:
-    """A model with random weights.
+    """Build a model with random weights.
 
     Raises:
         ConfigError: the model cannot be trained.

@@ -30,7 +30,7 @@ ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
 
 def differences(ours: Any, theirs: Any, at: str = "") -> list[str]:
-    """Where two pieces of plain data differ, as `path: theirs here ours`."""
+    """List the places where two pieces of plain data differ, as `path: theirs here ours`."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         found = []
         for key in sorted(set(ours) | set(theirs)):
@@ -40,7 +40,7 @@ def differences(ours: Any, theirs: Any, at: str = "") -> list[str]:
 
 
 def _plain(data: Any) -> Any:
-    """As JSON would give it back, so that tuples and lists compare equal."""
+    """Return data as JSON would give it back, so that tuples and lists compare equal."""
     return json.loads(json.dumps(data))
 
 
@@ -99,7 +99,7 @@ def save(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any], st
 
     Args:
         folder: replaced if it exists; a reader sees the old or the new one, never half of one.
-        trainer: whose state it is.
+        trainer: holds the state.
         identity: plain data that a later `load` must match.
         step: training steps done.
         meta: plain data, given back by `load`.
@@ -139,7 +139,7 @@ def _fingerprint(file: Path) -> dict[str, Any]:
 
 
 def _damage(folder: Path, files: dict[str, dict[str, Any]]) -> str | None:
-    """What is wrong with the files of a checkpoint, or None.
+    """Say what is wrong with the files of a checkpoint, or None.
 
     Raises:
         OSError: a file is there, but cannot be read now.

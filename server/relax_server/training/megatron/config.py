@@ -32,7 +32,7 @@ def head_dim(config: Any) -> int:
 
 
 def moe_layers(config: Any) -> list[bool]:
-    """Which decoder layers are mixtures of experts."""
+    """Say of each decoder layer whether it is a mixture of experts."""
     experts = getattr(config, "num_experts", None) or 0
     dense = getattr(config, "mlp_only_layers", None) or []
     every = getattr(config, "decoder_sparse_step", 1)
@@ -71,8 +71,8 @@ def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: bool) -
     """Megatron's `TransformerConfig` of a Hugging Face configuration.
 
     Args:
-        hf_config: of a type in `TEXT_TYPES` or `OMNI_TYPE`.
-        dtype: of the parameters: float32 or bfloat16.
+        hf_config: a Hugging Face configuration whose type is in `TEXT_TYPES` or is `OMNI_TYPE`.
+        dtype: the type of the parameters, float32 or bfloat16.
         recompute: keep only the inputs of the layers and compute them again for the backward pass.
 
     Raises:

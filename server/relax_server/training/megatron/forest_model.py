@@ -33,7 +33,7 @@ class ForestModel(MegatronModule):
         config: Megatron's, see `config.transformer_config`.
         hf_config: the Hugging Face configuration it was made from.
         device: where parameters and buffers live.
-        sections: of interleaved M-RoPE; None for text.
+        sections: channels of (time, height, width) in interleaved M-RoPE; None for text.
     """
 
     def __init__(self, config: Any, hf_config: Any, device: torch.device, sections: Sequence[int] | None = None) -> None:
@@ -66,7 +66,7 @@ class ForestModel(MegatronModule):
         return self.gpt.shared_embedding_or_output_weight()
 
     def micro_batch(self, forest: Forest) -> MicroBatch:
-        """What `forward` takes of a forest, on this model's device.
+        """Put a forest on this model's device, as `forward` takes it.
 
         Raises:
             TrainingError: the forest's routes are of another model.

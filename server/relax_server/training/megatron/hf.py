@@ -151,9 +151,9 @@ def text_links(hf_config: Any, layout: Layout, prefix: str) -> list[Link]:
     """Every parameter of the language model.
 
     Args:
-        hf_config: of the whole model.
-        layout: of the Hugging Face side.
-        prefix: of the Megatron `GPTModel` inside the model, for example `gpt.`.
+        hf_config: the configuration of the whole model.
+        layout: names on the Hugging Face side.
+        prefix: name of the Megatron `GPTModel` inside the model, for example `gpt.`.
     """
     c = text_config(hf_config)
     links = [
@@ -180,8 +180,8 @@ def model_links(hf_config: Any, layout: Layout, parameters: Sequence[str]) -> li
     """Every parameter of a text or omni model.
 
     Args:
-        hf_config: of the whole model.
-        layout: of the Hugging Face side.
+        hf_config: the configuration of the whole model.
+        layout: names on the Hugging Face side.
         parameters: names on the Megatron side: `gpt.…`, and `visual.…` and `audio_tower.…` of an omni model.
 
     Raises:

@@ -14,7 +14,7 @@ from relax_sdk.errors import TrainingError
 from relax_server.training.megatron import cpu
 
 TIMEOUT = timedelta(seconds=300)
-"""Of every collective."""
+"""How long a collective operation may take."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -35,11 +35,11 @@ def initialize(
     """Join the data-parallel group and seed Megatron's generators; may be called again with the same shape.
 
     Args:
-        seed: Of torch and of Megatron's generators.
-        rank: Of this process, 0-based; None takes the group as it is, or a group of one.
-        world_size: Data-parallel size; None as above.
-        port: Where rank 0 listens; needed with more than one rank.
-        host: Of rank 0.
+        seed: for torch's and Megatron's generators.
+        rank: this process's number, from 0; None takes the group as it is, or makes a group of one.
+        world_size: number of data-parallel processes; None as above.
+        port: where rank 0 listens; needed with more than one rank.
+        host: rank 0's address.
 
     Raises:
         TrainingError: the group exists already with another size, or several ranks have no port to meet at.
@@ -92,7 +92,7 @@ def data_parallel() -> tuple[int, int]:
 
 
 def device() -> torch.device:
-    """Where tensors of this rank live."""
+    """The device that tensors of this rank live on."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 

@@ -18,7 +18,7 @@ from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.micro_batch import MicroBatch
 
 Loss = Callable[[Tensor, int], tuple[Tensor, int, Any]]
-"""Logits [r, v] and the micro-batch's number, to (sum of the losses of its tokens, number of tokens, anything to return)."""
+"""Takes logits [r, v] and the micro-batch's number; returns (sum of its tokens' losses, number of tokens, anything else)."""
 
 
 class MegatronTrainer:
@@ -68,7 +68,7 @@ class MegatronTrainer:
         self.optimizer = self._make_optimizer()
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[Any]:
-        """Gradients of one update: forward and backward over every forest, then the mean over all tokens of all ranks.
+        """Compute the gradients of one update: forward and backward over every forest, then the mean over all ranks' tokens.
 
         Returns:
             What `loss` returned beside its sums, per forest.
@@ -102,7 +102,7 @@ class MegatronTrainer:
         """Clip and apply the accumulated gradients.
 
         Returns:
-            Their norm before clipping.
+            The norm of the gradients before clipping.
 
         Raises:
             TrainingError: they are not finite; the weights stay as they are. All ranks raise, as all have the same sum.
