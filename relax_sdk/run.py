@@ -16,7 +16,7 @@ from relax_sdk.messages import AssistantMessage, Message, as_messages
 from relax_sdk.origin import load_origin
 from relax_sdk.progress import Waiting
 from relax_sdk.registry import EnvSpec
-from relax_sdk.runtime import Job, ModelSession, Runtime, Tell, find_runtime, silent
+from relax_sdk.runtime import Job, Runtime, ServedModel, Tell, find_runtime, silent
 
 if TYPE_CHECKING:
     import pandas
@@ -57,7 +57,7 @@ class Run:
         self._job = job
         self._env = env
         self._runtime = runtime
-        self._session: ModelSession | None = None
+        self._session: ServedModel | None = None
 
     @classmethod
     def load(cls, folder: str | Path, env: str | type[Env] | EnvSpec | None = None) -> Run:
@@ -141,7 +141,7 @@ class Run:
         prompt: list[Message] = as_messages(messages)
         return self._open(silent).generate(prompt, chosen)
 
-    def _open(self, tell: Tell) -> ModelSession:
+    def _open(self, tell: Tell) -> ServedModel:
         if self._session is None:
             if self._job is None:
                 spec, agent = load_origin(self.folder, self.config.env, self._env)

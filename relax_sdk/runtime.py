@@ -67,7 +67,7 @@ class Observer(Protocol):
         ...
 
 
-class ModelSession(Protocol):
+class ServedModel(Protocol):
     """A finished run's model behind an engine, to evaluate and to try by hand."""
 
     def evaluate(self, split: str, limit: int, tell: Tell) -> Evaluation: ...
@@ -84,7 +84,7 @@ class Runtime(Protocol):
         """Train to the last step, or raise `RunError` with the folder left resumable. Blocks."""
         ...
 
-    def open_model(self, job: Job, tell: Tell) -> ModelSession:
+    def open_model(self, job: Job, tell: Tell) -> ServedModel:
         """Start an engine with the run's weights."""
         ...
 

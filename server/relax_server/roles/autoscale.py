@@ -11,7 +11,7 @@ from typing import Any
 from relax_sdk.config import AutoscaleConfig
 from relax_sdk.errors import RelaxError
 from relax_server.roles.fleet import EngineFleet
-from relax_server.roles.messages import BatchTaken, Beat, RolloutStats, Saved, StepDone
+from relax_server.roles.messages import BatchTaken, Beat, RolloutReport, Saved, StepDone
 
 ENOUGH = 0.8
 """Of the window that must be covered before anything is decided."""
@@ -98,7 +98,7 @@ class Autoscaler:
             self._waiting = False
         elif isinstance(message, (StepDone, Saved)) or (isinstance(message, Beat) and message.waiting):
             self._waiting = True
-        elif isinstance(message, RolloutStats):
+        elif isinstance(message, RolloutReport):
             self._look(message.values)
             self._decide()
 

@@ -38,7 +38,7 @@ from relax_server.roles.messages import (
     PolicyReady,
     Published,
     RolloutReady,
-    RolloutStats,
+    RolloutReport,
     Saved,
     SetEngines,
     StepDone,
@@ -318,7 +318,7 @@ class Controller:
                             raise RoleDied(message)
                     elif isinstance(message, Died) or (isinstance(message, Failed) and (message.fatal or not again)):
                         self.raise_failure(message)
-                    if isinstance(message, (Warn, RolloutStats)):
+                    if isinstance(message, (Warn, RolloutReport)):
                         await self.handle(message)
                     else:
                         kept.append(message)
@@ -337,7 +337,7 @@ class Controller:
             await self.free_devices()
         elif isinstance(message, StepDone):
             await self.step_done(message)
-        elif isinstance(message, RolloutStats):
+        elif isinstance(message, RolloutReport):
             self.stats = message.values
             self.show_waiting()
             await self.count_dropped()

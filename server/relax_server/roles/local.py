@@ -108,9 +108,9 @@ class LocalRuntime:
         launch = Launch(job, observer)
         await_end(launch.run, launch.request_stop, observer)
 
-    def open_model(self, job: Job, tell: Tell) -> LocalSession:
+    def open_model(self, job: Job, tell: Tell) -> LocalModel:
         """Start an engine and a rollout process with the run's trained weights."""
-        return LocalSession(job, tell)
+        return LocalModel(job, tell)
 
     def evaluate_endpoint(
         self, spec: EnvSpec, config: RunConfig, endpoint: Endpoint, split: str, limit: int | None, tell: Tell
@@ -129,7 +129,7 @@ class LocalRuntime:
         return examine_machine(folder)
 
 
-class LocalSession:
+class LocalModel:
     """A trained model behind an engine."""
 
     def __init__(self, job: Job, tell: Tell) -> None:

@@ -11,7 +11,7 @@ from relax_sdk.errors import RelaxError, RunError
 from relax_sdk.runtime import Job
 from relax_server.roles.fleet import EngineFleet
 from relax_server.roles.host import Exchange, Host
-from relax_server.roles.messages import BatchTaken, Beat, Died, RolloutStats, Saved, StartPolicy, StartRollout, StepDone
+from relax_server.roles.messages import BatchTaken, Beat, Died, RolloutReport, Saved, StartPolicy, StartRollout, StepDone
 from relax_server.roles.restarts import Restarts
 
 STEP_SECONDS = 900.0
@@ -107,7 +107,7 @@ class MainRoles:
         """Note who was heard of."""
         if isinstance(message, (Beat, BatchTaken, StepDone, Saved)):
             self.policy_is_well(waits=isinstance(message, Beat) and message.waiting)
-        elif isinstance(message, RolloutStats):
+        elif isinstance(message, RolloutReport):
             self.rollout_is_well()
 
     def rollout_is_well(self) -> None:

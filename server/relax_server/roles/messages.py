@@ -119,10 +119,11 @@ class RolloutReady:
 
 
 @dataclass(frozen=True)
-class RolloutStats:
-    """Sent about once a second; its absence means that the process hangs."""
+class RolloutReport:
+    """The rollout's figures, sent about once a second; its absence means that the process hangs."""
 
     values: dict[str, Any]
+    """A `relax_server.rollout.RolloutStats` as a dictionary."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from relax_server.roles.messages import (
     MakeWarmup,
     Published,
     RolloutReady,
-    RolloutStats,
+    RolloutReport,
     SetEngines,
     StartRollout,
     Stop,
@@ -204,7 +204,7 @@ class RolloutRole:
         warned, unlike = 0, False
         while True:
             stats = self.worker.stats()
-            self.channel.send(RolloutStats(dataclasses.asdict(stats)))
+            self.channel.send(RolloutReport(dataclasses.asdict(stats)))
             failed = sum(stats.failures.values())
             if failed > warned:
                 last = stats.last_errors[-1] if stats.last_errors else "?"

@@ -15,7 +15,7 @@ from relax_sdk.registry import EnvSpec
 from relax_sdk.tasks import task_splits
 from relax_server.engines.openai import ChatClient, parameters
 from relax_server.rollout.context import RolloutContext, default_agent
-from relax_server.rollout.evaluation import OnPlayed, Tally, summarise
+from relax_server.rollout.evaluation import EvalTally, OnPlayed, summarise
 from relax_server.rollout.group import GroupResult, GroupTask, play_group
 from relax_server.rollout.policy import MessagePolicies
 from relax_server.rollout.threads import CallThreads
@@ -67,7 +67,7 @@ async def evaluate_endpoint(
     try:
         context = _context(spec, config, client, threads)
         tasks = [task(index, await threads.call(rows.row, index, limit=ROW_TIMEOUT)) for index in range(n)]
-        results = await _play(context, tasks, Tally(n, on_played))
+        results = await _play(context, tasks, EvalTally(n, on_played))
     finally:
         await client.close()
         threads.close()
@@ -83,7 +83,7 @@ async def evaluate_endpoint(
     )
 
 
-async def _play(context: RolloutContext, tasks: Sequence[GroupTask], tally: Tally) -> list[GroupResult]:
+async def _play(context: RolloutContext, tasks: Sequence[GroupTask], tally: EvalTally) -> list[GroupResult]:
     async def one(task: GroupTask) -> GroupResult:
         result = await play_group(context, task)
         tally.count(result)

@@ -21,7 +21,7 @@ Z95 = 1.959964
 """The 97.5% quantile of the normal distribution."""
 
 
-class Tally:
+class EvalTally:
     """Counts the episodes of an evaluation as they end.
 
     Args:
@@ -78,7 +78,7 @@ class Evaluator:
         self._labels[label] += 1
         if self._labels[label] > 1:
             label = f"{label}.{self._labels[label] - 1}"
-        tally, prefix = Tally(len(tasks), on_played), f"{self._context.run}/{label}"
+        tally, prefix = EvalTally(len(tasks), on_played), f"{self._context.run}/{label}"
         playing = [asyncio.create_task(self._play(replace(t, id=f"{prefix}/{t.task_index}"), tally)) for t in tasks]
         try:
             results = await asyncio.gather(*playing)
@@ -92,7 +92,7 @@ class Evaluator:
         failures = Counter(next(reversed(r.failures), "no tokens") for r in results if r.group is None)
         return summarise([result.trajectories[0] for result in results], failures)
 
-    async def _play(self, task: GroupTask, tally: Tally) -> GroupResult:
+    async def _play(self, task: GroupTask, tally: EvalTally) -> GroupResult:
         result = await play_group(self._context, task)
         tally.count(result)
         if result.group is not None:

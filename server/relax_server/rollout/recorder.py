@@ -21,7 +21,7 @@ Shown = Callable[[AssistantMessage, Turn], AssistantMessage]
 
 
 @dataclass(frozen=True)
-class Prompt:
+class RecordedPrompt:
     """What is to be sent for one model call."""
 
     messages: list[Message]
@@ -56,7 +56,7 @@ class Plan:
 class _Call:
     """A recorded model call."""
 
-    prompt: Prompt
+    prompt: RecordedPrompt
     turn: Turn
     closed: bool
     """The response ends with an end-of-turn token of its own."""
@@ -149,7 +149,7 @@ class TokenRecorder:
                 return Plan(messages, ids, expanded, call.prompt.media, piece, tools, tools_key)
         return Plan(messages, [], [], [], self.renderer.prompt(messages, tools, tools_key), tools, tools_key)
 
-    def prompt(self, plan: Plan, features: Sequence[MediaFeatures]) -> Prompt:
+    def prompt(self, plan: Plan, features: Sequence[MediaFeatures]) -> RecordedPrompt:
         """The ids of a planned prompt.
 
         Args:
@@ -160,15 +160,15 @@ class TokenRecorder:
             TokenError: placeholders and features differ; both counts are given.
         """
         if plan.piece is None:
-            return Prompt(plan.messages, plan.base_ids, plan.base_expanded, plan.base_media)
+            return RecordedPrompt(plan.messages, plan.base_ids, plan.base_expanded, plan.base_media)
         expanded = self.renderer.expanded(plan.piece, features)
-        return Prompt(
+        return RecordedPrompt(
             plan.messages, plan.base_ids + plan.piece.ids, plan.base_expanded + expanded, plan.base_media + plan.piece.media
         )
 
     def record(
         self,
-        prompt: Prompt,
+        prompt: RecordedPrompt,
         generation: Generation,
         media: list[MediaRef],
         engine: str,
@@ -208,7 +208,7 @@ class TokenRecorder:
         self.turns.append(turn)
         return turn
 
-    def answer(self, plan: Plan, prompt: Prompt, turn: Turn, shown: Shown | None = None) -> AssistantMessage:
+    def answer(self, plan: Plan, prompt: RecordedPrompt, turn: Turn, shown: Shown | None = None) -> AssistantMessage:
         """The recorded turn as a message; a conversation that goes on from it reuses its tokens.
 
         Args:
@@ -225,7 +225,7 @@ class TokenRecorder:
         self._prompts[path[-2]] = self._answered[path[-1]] = call
         return message
 
-    def _check_prompt(self, prompt: Prompt, seen: list[int]) -> None:
+    def _check_prompt(self, prompt: RecordedPrompt, seen: list[int]) -> None:
         if seen == prompt.expanded:
             return
         wire = self.processor.collapse(seen)

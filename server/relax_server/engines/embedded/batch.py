@@ -29,7 +29,7 @@ class Work:
 
 
 @dataclass
-class Batch:
+class ForwardBatch:
     """What one forward takes."""
 
     spans: list[Span]
@@ -46,7 +46,7 @@ class Batch:
     """int64 [len(sampled)], which of those m each sequence samples from."""
 
 
-def build(work: list[Work], table: np.ndarray, runner: ModelRunner, embeddings: EmbeddingCache, stats: Stats) -> Batch:
+def build(work: list[Work], table: np.ndarray, runner: ModelRunner, embeddings: EmbeddingCache, stats: Stats) -> ForwardBatch:
     """Flatten the work of a step; runs the towers for media that it needs and that are not cached."""
     computing = [w for w in work if w.n]
     spans = [Span(w.sequence.row, w.start, w.n) for w in computing]
@@ -70,7 +70,7 @@ def build(work: list[Work], table: np.ndarray, runner: ModelRunner, embeddings: 
             last[item] = at - 1
     row_of = {item: i for i, item in enumerate(last)}
     sampled = [w for w in work if (w.twin or w) in row_of]
-    return Batch(
+    return ForwardBatch(
         spans=spans,
         ids=ids,
         positions=positions,

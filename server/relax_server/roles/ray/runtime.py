@@ -13,7 +13,7 @@ from relax_sdk.config import RunConfig
 from relax_sdk.errors import ConfigError, RunError
 from relax_sdk.findings import Finding
 from relax_sdk.runtime import Job, Observer, Tell
-from relax_server.roles.local import LocalSession, await_end
+from relax_server.roles.local import LocalModel, await_end
 from relax_server.roles.messages import Died, Failed, RunEnded, Stage, StartController, StepShown, Stop, Warn
 from relax_server.roles.ray.cluster import address_of, connected, look
 from relax_server.roles.ray.host import RayHost
@@ -47,9 +47,9 @@ class RayRuntime:
             finally:
                 host.close()
 
-    def open_model(self, job: Job, tell: Tell) -> LocalSession:
+    def open_model(self, job: Job, tell: Tell) -> LocalModel:
         """Start an engine and a rollout process with the run's trained weights, on this machine."""
-        return LocalSession(job, tell)
+        return LocalModel(job, tell)
 
     def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
         """What a run would find in the cluster.

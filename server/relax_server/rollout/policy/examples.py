@@ -16,7 +16,7 @@ from relax_server.rollout.calls import CallOptions
 from relax_server.rollout.environment import EnvRunner
 from relax_server.rollout.policy.base import Policy
 from relax_server.rollout.policy.tokens import Sampled, TokenPolicies, TokenPolicy
-from relax_server.rollout.recorder import Prompt
+from relax_server.rollout.recorder import RecordedPrompt
 
 URL = "format-examples"
 """Stands where turns name their engine."""
@@ -35,7 +35,7 @@ class ExamplePolicy(TokenPolicy):
         self._runner = runner
         self._rng = np.random.default_rng(derive_seed(runner.task.seed, "format_example"))
 
-    async def sample(self, prompt: Prompt, media: tuple[MediaItem, ...], room: int, options: CallOptions) -> Sampled:
+    async def sample(self, prompt: RecordedPrompt, media: tuple[MediaItem, ...], room: int, options: CallOptions) -> Sampled:
         started = time.monotonic()
         ids = self.recorder.processor.encode_action(await self._example())
         generation = Generation(prompt.expanded, ids, [0.0] * len(ids), [VersionSpan(0, 0, len(ids))], "stop")

@@ -22,7 +22,7 @@ from relax_server.rollout.environment import EnvRunner
 from relax_server.rollout.media import MediaIntake, PreparedMedia
 from relax_server.rollout.policy.base import Policies, Policy
 from relax_server.rollout.pool import EnginePool, Listener
-from relax_server.rollout.recorder import Prompt, TokenRecorder
+from relax_server.rollout.recorder import RecordedPrompt, TokenRecorder
 from relax_server.rollout.rendering import Renderer
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
@@ -72,7 +72,7 @@ class TokenPolicy(Policy):
         return self.recorder.turns
 
     @abstractmethod
-    async def sample(self, prompt: Prompt, media: tuple[MediaItem, ...], room: int, options: CallOptions) -> Sampled:
+    async def sample(self, prompt: RecordedPrompt, media: tuple[MediaItem, ...], room: int, options: CallOptions) -> Sampled:
         """A response to a prompt.
 
         Args:
@@ -110,7 +110,7 @@ class TokenPolicy(Policy):
         self._media.update((item.ref.sha256, item) for item in prepared)
         return prepared
 
-    def _room(self, prompt: Prompt) -> int:
+    def _room(self, prompt: RecordedPrompt) -> int:
         room = self.max_tokens - len(prompt.expanded)
         if room < 1 and not self.turns:
             raise TokenError(f"the first prompt has {len(prompt.expanded)} tokens; max_tokens is {self.max_tokens}")
@@ -189,7 +189,7 @@ class EnginePolicy(TokenPolicy):
         self._shared, self._runner = shared, runner
         self._calls = itertools.count()
 
-    async def sample(self, prompt: Prompt, media: tuple[MediaItem, ...], room: int, options: CallOptions) -> Sampled:
+    async def sample(self, prompt: RecordedPrompt, media: tuple[MediaItem, ...], room: int, options: CallOptions) -> Sampled:
         """One answer; an answer that was aborted from outside is asked for again, unless part of it was told already."""
         task, limit = self._runner.task, self._runner.context.config.turn_timeout
         number = next(self._calls)
@@ -242,7 +242,7 @@ class SingleCall(TokenPolicy):
         super().__init__(shared.renderer, shared.intake)
         self._pool, self._timeout, self._key = shared.pool, timeout, key
 
-    async def sample(self, prompt: Prompt, media: tuple[MediaItem, ...], room: int, options: CallOptions) -> Sampled:
+    async def sample(self, prompt: RecordedPrompt, media: tuple[MediaItem, ...], room: int, options: CallOptions) -> Sampled:
         assert options.sampling is not None
         request, started = GenerateRequest(prompt.ids, options.sampling, media, rid=self._key), time.monotonic()
         try:
