@@ -1,5 +1,9 @@
-"""Fixtures that the whole session shares, and which tests may run beside each other (`make test` has two workers)."""
+"""Fixtures that the whole session shares, which tests may run beside each other, and which ones `make check` runs."""
 
+import re
+from collections import defaultdict
+
+import check_selection as selection
 import pytest
 from queue_cluster import ray_cluster, shared_queue
 
@@ -16,8 +20,62 @@ RAY = {
 """They look at what is left of Ray on the whole machine, so that one worker has them all."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("relax gym")
+    group.addoption("--near", metavar="COMMIT", help="run the tests nearest to what has changed since COMMIT, and the fastest")
+    group.addoption("--write-durations", action="store_true", help="write tests/durations.json")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--write-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations())
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The tests of a file share its fixtures, and stay on one worker. First, as pytest-xdist reads the groups then."""
     for item in items:
         item.add_marker(pytest.mark.xdist_group("ray" if item.path.name in RAY else str(item.path)))
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
+def pytest_keep_what_is_near(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--near`, leave out what does not fit into the time. Last, after those that the markers leave out."""
+    base = config.getoption("--near")
+    if base is None:
+        return
+    changed = selection.changed_files(base)
+    modules = selection.distances(changed)
+    near = {}
+    for path in {item.path for item in items}:
+        distance = selection.file_distance(path, changed, modules)
+        if distance is not None:
+            near[str(path.relative_to(selection.ROOT))] = distance
+    by_key = {_key(item.nodeid): item for item in items}
+    chosen = selection.choose(by_key, near, selection.read_times())
+    kept = [item for key, item in by_key.items() if key in chosen]
+    config.hook.pytest_deselected(items=[item for key, item in by_key.items() if key not in chosen])
+    items[:] = kept
+
+
+def _key(nodeid: str) -> tuple[str, str]:
+    """File and name of a test; pytest-xdist puts its group, `ray` or an absolute path, behind an `@`."""
+    file, name = nodeid.split("::", 1)
+    return file, re.sub(r"@(ray|/.*)$", "", name)
+
+
+class Durations:
+    """Adds up what tests and their fixtures take, and writes it at the end."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, selection.FileTimes] = defaultdict(selection.FileTimes)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        file, name = _key(report.nodeid)
+        if report.when == "call":
+            self.times[file].tests[name] = report.duration
+        else:
+            self.times[file].setup += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        selection.write_times(self.times)

@@ -4,11 +4,13 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import psutil
 import pytest
+import pytest_asyncio
 from elastic_run import Going, going
 from relax_server.engines.process import EngineProcess
 from relax_server.models.catalog import resolve_model
@@ -22,6 +24,13 @@ def pid(run: Going, id: str) -> int:
     process = run.controller.engines._slots[id].process
     assert isinstance(process, EngineProcess) and process.pid is not None
     return process.pid
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def shared(tmp_path_factory) -> AsyncIterator[Going]:
+    """A run with one engine of its own, which every test leaves as it found it."""
+    async with going(tmp_path_factory.mktemp("shared") / "run") as run:
+        yield run
 
 
 async def test_an_engine_that_is_added_plays_with_the_current_weights_only(tmp_path):
@@ -92,22 +101,22 @@ async def test_an_engine_that_cannot_be_had_leaves_the_run_as_it_is(tmp_path):
         await run.engine("broken", "gone")
 
 
-async def test_an_engine_that_is_removed_while_it_starts_is_gone(tmp_path):
-    async with going(tmp_path / "run") as run:
-        await run.ask(lambda control: control.add("second"))
-        await run.until(lambda: run.controller.engines._slots["second"].process.pid)
-        started = pid(run, "second")
-        assert (await run.ask(lambda control: control.remove("second")))["state"] == "draining"
-        await run.engine("second", "gone")
-        assert not psutil.pid_exists(started) or psutil.Process(started).status() == psutil.STATUS_ZOMBIE
-        fleet = run.controller.engines
-        await run.until(lambda: not fleet._loading.locked())
-        fleet.add("third")
-        fleet.remove("third")
-        assert run.controller.weights is not None
-        await fleet.load(run.controller.weights, fleet.version)  # as a step does while it leaves
-        await run.engine("third", "gone")
-        await run.steps(1)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_engine_that_is_removed_while_it_starts_is_gone(shared):
+    await shared.ask(lambda control: control.add("early"))
+    await shared.until(lambda: shared.controller.engines._slots["early"].process.pid)
+    started = pid(shared, "early")
+    assert (await shared.ask(lambda control: control.remove("early")))["state"] == "draining"
+    await shared.engine("early", "gone")
+    assert not psutil.pid_exists(started) or psutil.Process(started).status() == psutil.STATUS_ZOMBIE
+    fleet = shared.controller.engines
+    await shared.until(lambda: not fleet._loading.locked())
+    fleet.add("third")
+    fleet.remove("third")
+    assert shared.controller.weights is not None
+    await fleet.load(shared.controller.weights, fleet.version)  # as a step does while it leaves
+    await shared.engine("third", "gone")
+    await shared.steps(1)
 
 
 @pytest.mark.nightly
@@ -145,9 +154,10 @@ async def test_an_engine_is_added_where_engines_and_trainer_take_turns(tmp_path)
     assert run.heard.warnings == []
 
 
-async def test_the_control_is_for_this_user_and_says_what_is_wrong(tmp_path):
-    async with going(tmp_path / "run") as run, aiohttp.ClientSession() as session:
-        path = run.folder / CONTROL
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_control_is_for_this_user_and_says_what_is_wrong(shared):
+    async with aiohttp.ClientSession() as session:
+        path = shared.folder / CONTROL
         control = json.loads(path.read_text())
         assert path.stat().st_mode & 0o777 == 0o600 and control["url"].startswith("http://127.0.0.1:")
         key = {"Authorization": f"Bearer {control['key']}"}

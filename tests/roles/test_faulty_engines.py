@@ -131,7 +131,7 @@ async def test_engines_that_go_back_to_a_checkpoint_are_not_taken_for_faulty_one
         assert run.controller.stats["failures"] == {} and len(run.heard.warnings) == 1, run.heard.warnings
 
 
-@pytest.mark.parametrize("how", ["reset", "silent"])
+@pytest.mark.parametrize("how", ["reset", pytest.param("silent", marks=pytest.mark.nightly)])
 async def test_a_cut_between_a_run_and_its_only_engine_loses_nothing(tmp_path, how):
     process = EngineProcess(resolve_model("relax/tiny-omni"), tmp_path / "engine.log")
     await process.start()

@@ -184,65 +184,75 @@ def send_signal(role: str, number: int) -> int:
     return victim.pid
 
 
-def went_on(watch: Watch, run: relax.Run, steps: int) -> None:
-    """A process was replaced, every step was done, and no group was lost or trained on twice."""
-    assert any("again" in w or "new one" in w or "restarting" in w for w in watch.warnings)
+def went_on(watch: Watch, run: relax.Run, steps: int, replaced: int) -> None:
+    """Processes were replaced, every step was done, and no group was lost or trained on twice."""
+    assert len([w for w in watch.warnings if "again" in w or "new one" in w or "restarting" in w]) >= replaced
     assert [row["step"] for row in run.metrics] == list(range(1, steps + 1))
     counts = open_journal(RunLayout(run.folder).journal).counts(run.folder.name)
     assert counts.acked == steps * 4 and counts.leased == 0
     assert not left_behind()
 
 
-@pytest.mark.parametrize("role", ["policy", "rollout", "engines.embedded"])
-def test_killing_a_process_loses_nothing(tmp_path, role):
-    def kill(step: int) -> None:
-        if step == 2 and not killed:
-            killed.append(send_signal(role, signal.SIGKILL))
+class InTurn:
+    """Does something to one role after another, each time two steps after the last one is back.
 
-    killed: list[int] = []
-    watch, run = fit_watched(trainer(tmp_path / "run"), 6, kill)
-    assert killed
-    went_on(watch, run, 6)
+    Args:
+        act: gets the role.
+    """
+
+    def __init__(self, act: Callable[[str], None]) -> None:
+        self.act = act
+        self.left = ["policy", "rollout", "engines.embedded"]
+        self.next = 2
+
+    def __call__(self, step: int) -> None:
+        if self.left and step >= self.next:
+            self.next = step + 3
+            self.act(self.left.pop(0))
 
 
-@pytest.mark.parametrize("role", ["policy", "rollout", "engines.embedded"])
-def test_killing_what_is_just_being_started_loses_nothing(tmp_path, role):
+def test_killing_each_process_loses_nothing(tmp_path):
+    in_turn = InTurn(lambda role: send_signal(role, signal.SIGKILL) and None)
+    watch, run = fit_watched(trainer(tmp_path / "run"), 12, in_turn)
+    assert not in_turn.left
+    went_on(watch, run, 12, replaced=3)
+
+
+def test_killing_what_is_just_being_started_loses_nothing(tmp_path):
     """The process that takes a dead one's place dies before it is ready."""
+    killed: list[int] = []
 
-    def kill(step: int) -> None:
-        if step == 2 and not killed:
-            killed.append(send_signal(role, signal.SIGKILL))
-            threading.Thread(target=kill_next).start()
+    def kill(role: str) -> None:
+        killed.append(send_signal(role, signal.SIGKILL))
+        threading.Thread(target=kill_next, args=(role, len(killed) + 1)).start()
 
-    def kill_next() -> None:
+    def kill_next(role: str, until: int) -> None:
         end = time.monotonic() + 60
-        while len(killed) < 2 and time.monotonic() < end:
+        while len(killed) < until and time.monotonic() < end:
             for process, command in children().items():
                 if process.pid not in killed and role in " ".join(command):
                     process.kill()
                     killed.append(process.pid)
 
-    killed: list[int] = []
-    watch, run = fit_watched(trainer(tmp_path / "run"), 6, kill)
-    assert len(killed) == 2
-    went_on(watch, run, 6)
+    in_turn = InTurn(kill)
+    watch, run = fit_watched(trainer(tmp_path / "run"), 12, in_turn)
+    assert len(killed) == 6
+    went_on(watch, run, 12, replaced=3)
 
 
-@pytest.mark.parametrize("role", ["policy", "rollout", "engines.embedded"])
-def test_a_process_that_hangs_is_replaced(tmp_path, monkeypatch, role):
+def test_a_process_that_hangs_is_replaced(tmp_path, monkeypatch):
     from relax_server.roles import fleet, main_roles
 
-    def freeze(step: int) -> None:
-        if step == 2 and not frozen:
-            monkeypatch.setattr(main_roles, "SILENCE_SECONDS", 4.0)
-            monkeypatch.setattr(main_roles, "STEP_SECONDS", 6.0)
-            frozen.append(send_signal(role, signal.SIGSTOP))
+    def freeze(role: str) -> None:
+        monkeypatch.setattr(main_roles, "SILENCE_SECONDS", 4.0)
+        monkeypatch.setattr(main_roles, "STEP_SECONDS", 6.0)
+        send_signal(role, signal.SIGSTOP)
 
-    frozen: list[int] = []
     monkeypatch.setattr(fleet, "MAX_MISSES", 1)
-    watch, run = fit_watched(trainer(tmp_path / "run"), 6, freeze)
-    assert frozen
-    went_on(watch, run, 6)
+    in_turn = InTurn(freeze)
+    watch, run = fit_watched(trainer(tmp_path / "run"), 12, in_turn)
+    assert not in_turn.left
+    went_on(watch, run, 12, replaced=3)
 
 
 def test_an_engine_lost_too_often_ends_the_run(tmp_path, monkeypatch):
