@@ -328,7 +328,7 @@ class RayConfig:
     """Where `runtime="ray"` finds its cluster."""
 
     address: str | None = None
-    """Of a cluster, such as `10.0.0.1:6379`. None: what `RAY_ADDRESS` says, else a cluster of the run's own on this machine."""
+    """Such as `10.0.0.1:6379`. None: what `RAY_ADDRESS` says, else a cluster of the run's own on this machine."""
     object_store_mb: int = 200
     """Memory for Ray's objects in a cluster of the run's own, in MB; what is large goes around it."""
     journal: str | None = None

@@ -36,7 +36,7 @@ class Endpoint:
     """
 
     url: str
-    """Of the API, usually ending in `/v1`."""
+    """Address of the API, usually ending in `/v1`."""
     model: str
     api_key: str | None = field(default=None, repr=False)
     concurrency: int = 16

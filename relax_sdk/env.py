@@ -82,12 +82,55 @@ class Env(gymnasium.Env[Any, AssistantMessage]):
     def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> ResetResult | Awaitable[ResetResult]:
-        """Begin an episode; see the class."""
+        """Begin an episode and return its first observation.
+
+        It is called once before the first `step`, and again for every further episode of the instance. An implementation calls
+        `super().reset(seed=seed)` first, which seeds `self.np_random`, and may be `async def`. A plain one is called in a
+        thread, unless `blocking` is False. It may take `rollout.reset_timeout` seconds.
+
+        Args:
+            seed: for all that is random in the episode. It is the same for all episodes of a group and each attempt of one,
+                so that only the policy's answers differ. None: no seed is set.
+            options: `options["task"]` is one row of the tasks, a dictionary; without tasks it is `{"index": i}`. None when
+                Gymnasium's own code calls it without options.
+
+        Returns:
+            The observation and an info dictionary. An observation is a string, a part (`Text`, `Image`, `Audio`, `Video`), a
+            list of strings and parts, or chat messages. It must show something: None is refused here. `system_prompt` is put
+            before it. What in `info` is plain data is recorded in the trajectory.
+
+        Raises:
+            EnvError: raised for the environment if it raises, or returns anything else. The episode has then failed, and
+                `rollout.on_failure` says what becomes of it.
+            MediaError: a part is damaged or too large.
+        """
         super().reset(seed=seed)
         return None, {}
 
     def step(self, action: AssistantMessage) -> StepResult | Awaitable[StepResult]:  # type: ignore[override]
-        """Take the policy's message; see the class."""
+        """Take the policy's answer to the last observation.
+
+        It is called after `reset`, and then after each `step` that ended nothing; never after one that did. Answers with tool
+        calls go to the tools in its place, unless the agent calls `step` itself. It may be `async def`; a plain one is called
+        in a thread, unless `blocking` is False. It may take `rollout.step_timeout` seconds.
+
+        Args:
+            action: the policy's message: `action.text`, `action.tool_calls`, and `action.finish_reason`, which is `stop`, or
+                `length` where the token limit cut it. The text may be empty or nonsense; a wrong answer is no error, but
+                gets a low reward.
+
+        Returns:
+            Gymnasium's five values, `(observation, reward, terminated, truncated, info)`. The observation is as in `reset`, or
+            None where there is nothing new to show, as in a last step. The reward is a finite number of any size, for this
+            turn alone; an episode's reward is their sum and the weighted components of `@reward` methods and `rubric`.
+            `terminated` (bool) says that the task is over, and `truncated` (bool) that it was cut short; after either one the
+            episode is scored. An episode that passes `rollout.max_turns` or `rollout.max_tokens` is truncated from outside.
+            `info` is as in `reset`; the last one is kept.
+
+        Raises:
+            EnvError: raised for the environment if it raises, or returns anything else, such as four values or a reward that
+                is NaN.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define step(action)")
 
     def format_example(self, rng: np.random.Generator) -> AssistantMessage | str:

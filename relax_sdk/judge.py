@@ -38,7 +38,7 @@ class Judge:
     """
 
     base_url: str
-    """Of the API, usually ending in `/v1`."""
+    """Address of the API, usually ending in `/v1`."""
     model: str
     prompt: str | Callable[[Trajectory], str] = PROMPT
     """The question: a template with `{transcript}`, `{low}` and `{high}`, or a function of the trajectory."""

@@ -256,7 +256,7 @@ class SessionFields:
     def __init__(self, opened: Mapping[str, Any]) -> None:
         self.id: str = opened["id"]
         self.key: str = opened["key"]
-        """Of this session alone: what an agent is given."""
+        """The key of this session alone, which an agent is given."""
         self.base_url: str = opened["base_url"]
         """For any OpenAI client."""
         self.observation: list[dict[str, Any]] = opened["observation"]

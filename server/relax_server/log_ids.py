@@ -1,4 +1,4 @@
-"""Whose doing a log line is about: ids that all lines of a task carry, and of the tasks and threads that it starts."""
+"""Context ids attached to log lines: all lines of a task, and of the tasks and threads that it starts, carry them."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class ServiceCore:
         self._refs: dict[str, MediaRef] = {}
         self._background: set[asyncio.Task[None]] = set()
         self.relay_url = ""
-        """Of the relay, for the processes of training runs; known when the service listens."""
+        """Address of the relay, for the processes of training runs; known when the service listens."""
         self.draining = False
         """No new episodes are begun."""
 

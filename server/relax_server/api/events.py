@@ -63,7 +63,7 @@ class EventLog:
         self._followers: dict[str, int] = {}
         self._look_again = OTHERS if journal.shared else None
         self.error: JournalError | None = None
-        """Of the last write; what it held is tried again with the next."""
+        """Error of the last write; what it held is tried again with the next."""
 
     def add(self, topic: str, kind: str, **data: Any) -> None:
         """Note an event; it is written soon, and logged at once: model calls and steps at level debug, the others at info."""

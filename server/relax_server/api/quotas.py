@@ -26,7 +26,7 @@ class FairSlots:
         """Places taken, by key."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._limits: dict[str, int] = {}
-        """Of the keys that wait."""
+        """Limits of the keys that wait."""
 
     def of(self, key: str, limit: int) -> KeySlots:
         """The places as one key sees them.

@@ -44,7 +44,7 @@ class Rollout:
 
     @property
     def topic(self) -> str:
-        """Of its events."""
+        """Topic of the rollout's events."""
         return f"rollout/{self.id}"
 
     @property

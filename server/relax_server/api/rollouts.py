@@ -54,7 +54,7 @@ class RolloutHub:
 
     @property
     def topics(self) -> list[str]:
-        """Of the events of rollouts under way."""
+        """Topics of the events of rollouts under way."""
         return [rollout.topic for rollout, _ in self._playing.values()]
 
     async def submit(self, body: RolloutBody, key: Key, idempotency_key: str | None) -> tuple[Rollout, bool]:

@@ -91,7 +91,7 @@ class ExternalSession(PlayedSession):
 
     @property
     def topic(self) -> str:
-        """Of its events."""
+        """Topic of the session's events."""
         return f"session/{self.id}"
 
     @property

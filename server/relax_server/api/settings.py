@@ -29,7 +29,7 @@ class ServiceConfig:
     journal: str | None = None
     """URL or file; None: `journal.db` in `folder`."""
     threads: int = 1
-    """Of the embedded engine."""
+    """Threads of the embedded engine."""
     concurrency: int = 4096
     """Episodes at once, over all keys."""
     idle_timeout: float = 600.0
@@ -49,9 +49,9 @@ class ServiceConfig:
     max_runs: int = 1
     """Training runs at once; more wait."""
     max_engines: int = 4
-    """Of one training run."""
+    """Engines that one training run may have."""
     worker_limits: WorkerLimits = field(default_factory=WorkerLimits)
-    """Of each environment that is registered."""
+    """Limits of the worker of each environment that is registered."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder).absolute())

@@ -22,7 +22,7 @@ NAMESPACE = "relax"
 """Ray namespace of all named actors of ours."""
 
 OBJECT_STORE_BYTES = 128 * 2**20
-"""Of a cluster of our own: TransferQueue moves its data over sockets, so Ray's object store stays almost empty."""
+"""Size of Ray's object store in a cluster of our own; TransferQueue moves its data over sockets, so it stays almost empty."""
 
 
 def join_cluster(address: str | None) -> bool:

@@ -158,7 +158,7 @@ class QueueClient:
         return {key: {name: columns[name][i] for name in names} for i, key in enumerate(columns[ID])}
 
     async def _find(self, partition: str, keys: list[str]) -> tuple[BatchMeta, list[str]]:
-        """Those of the rows that are there, and their keys in the same order."""
+        """Find which rows are there, and their keys in the same order."""
         meta = await self._client.async_kv_retrieve_meta(keys, partition)
         if meta.size in (0, len(keys)):
             return meta, keys[: meta.size]

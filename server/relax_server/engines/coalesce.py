@@ -26,7 +26,7 @@ class _Batch:
     request: GenerateRequest
     waiting: list[asyncio.Future[Generation]] = field(default_factory=list)
     seeds: dict[asyncio.Future[Generation], int] = field(default_factory=dict)
-    """Of the answers that are to have one of their own."""
+    """Seeds of the answers that are to have one of their own."""
     timeout: float = 0.0
     task: asyncio.Task[None] | None = None
 

@@ -26,7 +26,7 @@ class Venv:
 
     name: str
     kind: str
-    """As in `relax engine KIND`."""
+    """The engine's kind, as in `relax engine KIND`."""
     version: str
     """What `--install` brings."""
 

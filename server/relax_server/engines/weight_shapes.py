@@ -22,7 +22,7 @@ class WeightShapes:
 
     @classmethod
     def of(cls, folder: Path) -> WeightShapes:
-        """Those of a model folder.
+        """Shapes of the weights in a model folder.
 
         Raises:
             EngineError: no weights there, or a file is damaged.
@@ -32,7 +32,7 @@ class WeightShapes:
 
     @classmethod
     def of_served(cls, folder: Path, new: dict[str, list[int]]) -> WeightShapes:
-        """Those of a model that a server has from a folder; where that is not on this machine, the new ones are believed."""
+        """Shapes of a model that a server has from a folder; if that is not on this machine, the new ones are believed."""
         return cls.of(folder) if folder.is_dir() else cls(new)
 
     def check(self, new: dict[str, list[int]], what: str) -> None:

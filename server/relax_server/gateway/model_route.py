@@ -99,9 +99,9 @@ class ModelRoute(ABC):
     """
 
     prefix: str
-    """Of the answers' ids."""
+    """What the ids of answers begin with."""
     field: str
-    """Of the body, that holds the conversation."""
+    """Name of the field of the body that holds the conversation."""
 
     def __init__(self, around: Surroundings, find: Callable[[Request], Awaitable[PlayedSession]]) -> None:
         self.around, self.find = around, find

@@ -85,7 +85,7 @@ class PlayedSession(ABC):
 
     @property
     def trajectory_id(self) -> str:
-        """Of the one it becomes."""
+        """Id of the trajectory that this session becomes."""
         return self.session.task.id
 
     def opens_with(self, secret: str) -> bool:

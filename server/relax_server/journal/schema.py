@@ -34,7 +34,7 @@ class GroupState(StrEnum):
     EMPTY = "empty"
     """Committed without a single response token: nothing to train on, never served."""
     RECORDED = "recorded"
-    """Of a split that is not trained on, such as `eval`; never served."""
+    """The group is of a split that is not trained on, such as `eval`; it is never served."""
 
 
 metadata = MetaData(

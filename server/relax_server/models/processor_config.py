@@ -59,7 +59,7 @@ class PatchSettings:
     resample: int
     """Number of the filter, a key of `RESAMPLE`."""
     filter: Filter
-    """Whose implementation of the filter. Both round to 8 bits between the two directions, and may take these in another order:
+    """The implementation of the filter. Both round to 8 bits between the two directions, and may take these in another order:
     most pixels are equal, and at hard edges some differ by up to 25 of 255 levels."""
     scale: float
     """A pixel's value is multiplied by this first; 1 without rescaling."""

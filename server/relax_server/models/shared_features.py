@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from relax_server.models.media_features import Kind, MediaFeatures
 
 MAX_BYTES = 512 * 2**20
-"""Of one writer; its oldest items go first."""
+"""Most that one writer keeps; its oldest items go first."""
 
 
 class SharedFeatures:

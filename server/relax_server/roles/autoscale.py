@@ -14,7 +14,7 @@ from relax_server.roles.fleet import EngineFleet
 from relax_server.roles.messages import BatchTaken, Beat, RolloutReport, Saved, StepDone
 
 ENOUGH = 0.8
-"""Of the window that must be covered before anything is decided."""
+"""Share of the window that must be covered before anything is decided."""
 
 
 @dataclass(frozen=True)

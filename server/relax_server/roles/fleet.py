@@ -95,17 +95,17 @@ class EngineFleet:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Of those that calls may go to."""
+        """URLs of engines that accept calls."""
         return tuple(slot.url for slot in self._in("current"))
 
     @property
     def attached(self) -> dict[str, EngineKind]:
-        """Those of them that run elsewhere: what they are, by URL."""
+        """Kinds of the engines that run elsewhere, by URL."""
         return {slot.url: slot.kind for slot in self._in("current") if slot.external}
 
     @property
     def version(self) -> int:
-        """Of the current weights."""
+        """Version of the current weights."""
         return self._version
 
     @property

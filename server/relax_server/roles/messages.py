@@ -36,7 +36,7 @@ class StartRollout:
     claim: str | None = None
     """`Holder.id` of the program that has claimed the run in the journal."""
     attached: dict[str, EngineKind] = field(default_factory=dict)
-    """As in `SetEngines`."""
+    """Kinds of engines that run elsewhere by URL, as in `SetEngines`."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class PolicyReady:
     step: int
     weights: Path
     cluster: Cluster | None = None
-    """Of the queue, where the trainer has started one."""
+    """The queue's cluster, if the trainer has started one."""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class PolicyRole:
 
     @property
     def version(self) -> int:
-        """Of the current weights."""
+        """Version of the current weights."""
         return self.start.config.version_at(self.policy.step)
 
     def put_out(self) -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from relax_sdk.errors import RunError
 
 MAX_RESTARTS = 5
-"""Of one role within `RESTART_WINDOW` seconds; one more ends the run."""
+"""Restarts of one role within `RESTART_WINDOW` seconds; one more ends the run."""
 
 RESTART_WINDOW = 600.0
 

@@ -34,7 +34,7 @@ class EngineSlot:
     process: Engine | None
     """None: it runs elsewhere, and is never stopped by us."""
     address: str = ""
-    """Of one that runs elsewhere."""
+    """Address of an engine that runs elsewhere."""
     added: bool = False
     """Beyond the engines that the run began with."""
     state: SlotState = "starting"
@@ -72,7 +72,7 @@ class EngineSlot:
 
     @property
     def client(self) -> HttpEngine:
-        """Of an engine that was started."""
+        """Client of an engine that was started."""
         assert self._client is not None
         return self._client
 

@@ -30,7 +30,7 @@ class GroupTask:
     row: dict[str, Any]
     size: int
     seed: int
-    """Of the run; the group's environments get one that is derived from it, and so does every answer."""
+    """Seed of the run; the group's environments get one that is derived from it, and so does every answer."""
     sampling: SamplingParams
     on_failure: Literal["retry", "retry_then_count", "count", "drop"]
     """As `RolloutConfig.on_failure`; `retry_then_count` keeps an episode that failed every time, with reward 0."""

@@ -93,7 +93,7 @@ class RolloutStats:
     threads_given_up: int
     """Calls of plain environment code that hung."""
     threads_stuck: int
-    """Those of them that still hang."""
+    """Calls given up that still hang."""
     ignored_cancel: int
     """Episodes that ignored their cancellation and were left behind."""
     unlike_groups: int

@@ -38,7 +38,7 @@ MEDIA_THREADS = 4
 ROW_TIMEOUT = 300.0
 """Seconds for one row of the tasks; a streamed dataset may download first."""
 COMMIT_LANES = 10_000
-"""Of the timeline: below those of the groups."""
+"""First lane of the timeline for commits, below those of the groups."""
 STOP_TIMEOUT = 3.0
 """Seconds in which cancelled episodes must end."""
 

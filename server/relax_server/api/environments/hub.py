@@ -118,7 +118,7 @@ class EnvHub:
         return entry.link if entry is not None else None
 
     def description(self, env: str) -> Description | None:
-        """Of an environment that runs elsewhere."""
+        """What is known of an environment that runs elsewhere; None for others."""
         entry = self._entries.get(env)
         return entry.description if entry is not None else None
 

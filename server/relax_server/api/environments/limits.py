@@ -9,7 +9,7 @@ from relax_sdk.errors import ConfigError
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """Of all processes of one worker together."""
+    """Limits for all processes of one worker together."""
 
     memory: int = 2 << 30
     """Bytes."""

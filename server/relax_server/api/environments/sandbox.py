@@ -43,7 +43,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass
 class Usage:
-    """Of the worker's processes together."""
+    """What the processes of a worker use together."""
 
     memory: int = 0
     cpu: float = 0.0

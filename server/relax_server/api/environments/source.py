@@ -30,7 +30,7 @@ class EnvSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def python_version() -> str:
-    """Of this process, as `3.11`: bytes of code do not travel between versions."""
+    """Python's version in this process, as `3.11`: bytes of code do not travel between versions."""
     return ".".join(platform.python_version_tuple()[:2])
 
 

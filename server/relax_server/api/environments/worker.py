@@ -38,7 +38,7 @@ LIVED = 60.0
 LOG_LIMIT = 16 << 20
 """Bytes, after which a worker's log is begun anew."""
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "RELAX_CACHE", "VIRTUAL_ENV", "SSL_CERT_FILE")
-"""Of the service's environment variables: none that holds a secret."""
+"""Environment variables of the service that a worker gets; none of them holds a secret."""
 
 
 class WorkerLink(HostLink):

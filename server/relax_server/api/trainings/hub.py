@@ -37,7 +37,7 @@ CANCEL_SECONDS = 5.0
 STOP_SECONDS = 20.0
 """When the service ends; a run that needs longer for its checkpoint goes on from the one before."""
 RESTARTS, RESTART_SECONDS = 3, 60.0
-"""Of a run's process that is killed from outside: this often without a step in between, with a pause before each."""
+"""How often a run's process that was killed from outside is started again without a step in between, and the pause before."""
 
 
 class TrainingHub:

@@ -35,7 +35,7 @@ class Training:
 
     @property
     def topic(self) -> str:
-        """Of its events."""
+        """Topic of the run's events."""
         return f"run/{self.id}"
 
     @property

@@ -19,7 +19,7 @@ class Relayed(msgspec.Struct, frozen=True):
 
     description: Description
     url: str
-    """Of the relay."""
+    """Address of the relay."""
     secret: str
 
 
@@ -34,7 +34,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     """A `RunConfig`."""
     env: str | None = None
-    """Of an installed environment."""
+    """Name of an installed environment."""
     relayed: Relayed | None = None
     agent: str | list[str] | None = None
     resume: bool = False

@@ -25,7 +25,7 @@ from relax_server.models.processor import Processor
 V = TypeVar("V")
 
 CACHE_BYTES = 128 * 2**20
-"""Of each of the two caches; both hold the same feature arrays."""
+"""Size of each of the two caches; both hold the same feature arrays."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ LOOK_SECONDS = 60.0
 """For every node to answer; each starts a process for it."""
 
 _TOKEN = secrets.token_hex(32)
-"""Of the clusters that this process starts: nobody else may send them work."""
+"""Secret of the clusters that this process starts: nobody else may send them work."""
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def connected(config: RunConfig) -> Iterator[None]:
 
 
 def address_of(config: RunConfig) -> str | None:
-    """Of the cluster that a run is to use; None: one of its own."""
+    """Address of the cluster that a run is to use; None: one of its own."""
     given = config.ray.address or os.environ.get("RAY_ADDRESS")
     return None if given == "local" else given
 
@@ -173,7 +173,7 @@ def look_at_node(in_folder: Path, in_memory: Path, names: Sequence[str]) -> Node
 
 
 def versions_of(names: Sequence[str]) -> dict[str, str]:
-    """Of the packages that are installed."""
+    """Versions of the packages that are installed."""
     versions = {}
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -26,7 +26,7 @@ Outbox = asyncio.Queue[MutableMapping[str, Any] | None]
 RID = b"x-relax-rid"
 """Names a request, so that it can be aborted."""
 VERSION = b"x-relax-weight-version"
-"""Of the weights that an answer comes from."""
+"""Header with the version of the weights that an answer comes from."""
 
 DRAIN_SECONDS = 0.05
 """Between attempts to end what runs: a request that has just come reaches the engine after the first."""

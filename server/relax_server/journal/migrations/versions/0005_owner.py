@@ -1,4 +1,4 @@
-"""Whose a trajectory is; and which server plays a rollout, with which model, until when if it says nothing more."""
+"""Adds the owner of a trajectory; and which server plays a rollout, with which model, until when if it says nothing more."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -17,7 +17,7 @@ from sglang.srt.models.qwen3_omni_moe import (
 from torch import nn
 
 POSITIONS = "relax_positions"
-"""Of a request's first media item: float32 [3, prompt], the positions of its whole prompt."""
+"""Attribute of a request's first media item: float32 [3, prompt], the positions of its whole prompt."""
 
 
 class FractionalRope(nn.Module):
