@@ -17,7 +17,7 @@ async def chat_loop(session: Session) -> None:
 
 
 async def tool_loop(session: Session) -> None:
-    """As `chat_loop`, but messages with tool calls go to the environment's tools, and their answers to the policy."""
+    """Messages with tool calls go to the environment's tools, and their answers to the policy; else as `chat_loop`."""
     messages = await session.reset()
     while True:
         action = await session.generate(messages)

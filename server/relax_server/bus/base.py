@@ -34,7 +34,7 @@ class Bus(Protocol):
 
     @property
     def fields(self) -> FieldQueue | None:
-        """Where other roles put fields of the groups; None: no role does, groups come straight from the journal."""
+        """The queue where other roles put fields of the groups; None: no role does, groups come straight from the journal."""
         ...
 
     def take(self, n: int, version: int, max_staleness: int, timeout: float) -> Batch | None:
@@ -54,7 +54,7 @@ class Bus(Protocol):
         ...
 
     def forget(self, group_ids: Sequence[str]) -> None:
-        """No role needs the fields of these groups any more. Their leases stay; `ack` forgets them, too."""
+        """Let the fields of these groups go, as no role needs them any more. Their leases stay; `ack` forgets groups, too."""
         ...
 
     def release_ahead(self) -> None:

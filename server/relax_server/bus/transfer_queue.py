@@ -200,7 +200,7 @@ class TransferQueueBus(FieldQueue):
     # ------------------------------------------------------------------------------------------------------------- feeding
 
     def _feed_ahead(self) -> None:
-        """In a thread: lease and feed groups as they become ready, and rebuild a dead queue, until the bus is closed."""
+        """Lease and feed groups as they become ready, and rebuild a dead queue, until the bus is closed; runs in a thread."""
         looked = time.monotonic()
         while not self._closed.is_set():
             try:

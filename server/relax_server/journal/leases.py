@@ -17,7 +17,7 @@ CHUNK = 1000
 
 @dataclass(frozen=True)
 class Claim:
-    """Who asks for a lease, when, and how old a group may be."""
+    """A request for leases: by whom, when, and how old a group may be."""
 
     run: str
     consumer: str

@@ -13,7 +13,7 @@ _HEADER = struct.Struct("<BI")
 _RAW, _ZLIB = 0, 1
 
 PROBE_BYTES = 65_536
-"""So much of the start decides whether to compress."""
+"""Bytes at the start that decide whether to compress."""
 WORTH = 0.6
 """Compress when the start shrinks to this share or less.
 

@@ -55,7 +55,7 @@ def connect(url: str, busy_timeout: float) -> Engine:
 
 
 def prepare(engine: Engine, busy_timeout: float) -> None:
-    """Nothing has to be switched on."""
+    """Prepare the database; PostgreSQL needs nothing switched on."""
 
 
 def shown(url: str) -> str:

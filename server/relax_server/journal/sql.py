@@ -56,7 +56,7 @@ class SqlJournal:
         self.path = path
         self._database = postgres if str(path).startswith("postgresql") else sqlite
         self.name = postgres.shown(str(path)) if self._database is postgres else str(path)
-        """For people: the file, or the URL without its password."""
+        """The journal's name for people: the file, or the URL without its password."""
         self.shared = self._database is postgres
         """Whether processes on other machines may use it too."""
         self._busy_timeout = busy_timeout
@@ -374,7 +374,7 @@ def _trajectory_row(t: Trajectory, group: Group, run: str, split: str, owner: st
 
 
 def _reused(connection: Connection, group: Group) -> JournalError:
-    """Which trajectory id of `group` was there before; asked inside the transaction that failed on it."""
+    """The error that names which trajectory id of `group` was there before; asked inside the transaction that failed on it."""
     ids = [t.id for t in group.trajectories]
     query = select(trajectories.c.id, trajectories.c.group_id).where(trajectories.c.id.in_(ids))
     for row in connection.execute(query.where(trajectories.c.group_id != group.id)):

@@ -10,7 +10,7 @@ from relax_sdk.errors import ConfigError
 
 
 def model_config(folder: Path) -> dict[str, Any]:
-    """Its `config.json`.
+    """The `config.json` of a model folder.
 
     Raises:
         ConfigError: there is none, or it is not JSON.
@@ -22,7 +22,7 @@ def model_config(folder: Path) -> dict[str, Any]:
 
 
 def architecture(folder: Path) -> list[str]:
-    """The architectures it names.
+    """The architectures that a `config.json` names.
 
     Raises:
         ConfigError: no model folder.

@@ -18,13 +18,13 @@ class CallOptions:
     """What an agent may ask of one model call."""
 
     sampling: SamplingParams | None = None
-    """In place of the episode's."""
+    """Sampling parameters in place of the episode's; None: the episode's."""
     tools: Sequence[dict[str, Any]] | None = None
-    """That the policy is offered, OpenAI schemas; None: the environment's."""
+    """OpenAI schemas of the tools that the policy is offered; None: the environment's."""
     tools_key: str = ""
-    """Names `tools`."""
+    """A name for `tools`, which stands for them in caches."""
     on_partial: Callable[[Generation], None] | None = None
-    """Told of the answer as it grows."""
+    """A function that is told of the answer as it grows."""
     shown: Shown | None = None
     """Makes of the answer what the agent is shown, and will send back."""
 
@@ -35,6 +35,6 @@ class Answer:
 
     message: AssistantMessage
     turn: Turn
-    """As recorded; of a policy that tells no tokens, without any."""
+    """The turn as it was recorded; it holds no tokens where the policy tells none."""
     asked: list[Message]
     """The conversation that it answers, its media where the policy reads them."""

@@ -21,7 +21,7 @@ from relax_server.rollout.policy import MessagePolicies
 from relax_server.rollout.threads import CallThreads
 
 THREADS = 64
-"""In which environments run."""
+"""Threads that environments run in, at most."""
 
 ROW_TIMEOUT = 60.0
 

@@ -50,7 +50,7 @@ class Episode:
         self._started: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._expired = False
-        """Its time limit has passed, and it was cancelled for that."""
+        """The episode's time limit has passed, and it was cancelled for that."""
         self._cancelled = ""
         """Why it was cancelled."""
         self._holds_slot = False

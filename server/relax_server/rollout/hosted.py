@@ -43,7 +43,7 @@ from relax_sdk.trajectory import Trajectory
 KNOWN_ITEMS = 100_000
 """References of media that are remembered."""
 MEDIA_SECONDS = 120.0
-"""To store one item, or to find it."""
+"""Seconds in which one item is to be stored or found."""
 
 T = TypeVar("T")
 InThread = Callable[..., Awaitable[Any]]
@@ -218,7 +218,7 @@ class HostedEnv(Env):
         return messages, outcome.reward, outcome.terminated, outcome.truncated, outcome.info
 
     async def call_tools_remotely(self, action: AssistantMessage) -> tuple[list[Message], float, bool, bool]:
-        """As `relax_sdk.tools.call_tools`."""
+        """Carry out the tool calls at the host; the values are those of `relax_sdk.tools.call_tools`."""
         outcome = await self._act(action, tools=True)
         return await self.link.messages(outcome.messages), outcome.reward, outcome.terminated, outcome.truncated
 

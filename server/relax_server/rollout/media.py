@@ -28,7 +28,7 @@ class PreparedMedia:
 
     ref: MediaRef
     item: MediaItem
-    """As engines take it."""
+    """The item in the form that engines take."""
     features: MediaFeatures | None
     """What expansion needs, without the tensor; None where the model does not take this kind."""
 

@@ -58,7 +58,7 @@ class Member:
     engine: Engine
     up: bool = True
     draining: bool = False
-    """It finishes what it has and gets nothing new."""
+    """The engine finishes what it has and gets nothing new."""
     running: int = 0
     """Calls in flight."""
     keys: set[str] = field(default_factory=set)
@@ -70,7 +70,7 @@ class Member:
     fault: EngineFaulty | None = None
     """The last wrong answer; calls that were put together into one request share it."""
     faults: int = 0
-    """In a row."""
+    """Wrong or late answers in a row."""
     pause: float = FIRST_PAUSE
     """Seconds, when it is left out for its faults the next time."""
     calls: set[asyncio.Timeout] = field(default_factory=set)
@@ -88,7 +88,7 @@ class EnginePool:
 
     def __init__(self, engines: Iterable[Engine] = ()) -> None:
         self.updates_per_batch = 1
-        """By how much the version rises from one batch to the next."""
+        """Weight versions from one batch to the next."""
         self.version: int | None = None
         """Weight version that all engines have, and that one must have to come back after a failure; None: any."""
         self.loading: int | None = None

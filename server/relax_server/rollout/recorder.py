@@ -29,14 +29,14 @@ class RecordedPrompt:
     ids: list[int]
     """Wire form: one placeholder per media item."""
     expanded: list[int]
-    """As the model must see it, counted from our own features."""
+    """The ids as the model must see them, with one placeholder per embedding of our own features."""
     media: list[Media]
-    """In the order of the placeholders."""
+    """The media items, in the order of the placeholders."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a prompt is made: tokens that were recorded, and a piece that is new."""
+    """The way to make a prompt: tokens that were recorded, and a piece that is new."""
 
     messages: list[Message]
     base_ids: list[int]

@@ -27,7 +27,7 @@ class Piece:
     media: list[Media]
     """One per placeholder, in order."""
     expanded: list[int] | None = None
-    """With one placeholder per embedding, once it was asked for; the media are part of the content, so it is fixed."""
+    """The ids with one placeholder per embedding, once they were asked for; they are fixed, as the content holds the media."""
 
 
 class Renderer:

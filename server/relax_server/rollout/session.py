@@ -23,7 +23,7 @@ from relax_server.rollout.task import EpisodeTask
 
 
 class State(StrEnum):
-    """Where an episode is; it ends in one of `relax_sdk.trajectory.Status`."""
+    """The state of an episode that has not ended; it ends in one of `relax_sdk.trajectory.Status`."""
 
     QUEUED = "queued"
     RESETTING = "resetting"
@@ -53,12 +53,12 @@ class EpisodeSession:
         self.outcome: StepOutcome | None = None
         """The last one."""
         self.failure: RelaxError | None = None
-        """Kept even if the agent swallows it."""
+        """The error that ended the episode; it counts even if the agent swallows it."""
         self.limit_reached: EpisodeOver | None = None
         self.extra_rewards: dict[str, float] = {}
         """Components that came from outside; they count with weight 1."""
         self.extra_info: dict[str, Any] = {}
-        """Kept with the trajectory's `info`."""
+        """Facts that are kept with the trajectory's `info`."""
         self.timings: defaultdict[str, float] = defaultdict(float)
         self._enter = enter
 
@@ -218,4 +218,4 @@ class EpisodeSession:
 
 
 def _told(state: State) -> None:
-    """Nobody is told of a state after `running` by the session."""
+    """Tell nobody: the session enters no state after `running` by itself."""

@@ -46,14 +46,14 @@ class Job:
         self.future = future
         self.orphaned = orphaned
         self.context = contextvars.copy_context()
-        """Of whoever asked for it."""
+        """Context variables of whoever asked for the call."""
         self.timer: asyncio.TimerHandle | None = None
         self.submitted = time.monotonic()
         self.started: float | None = None
         self.value: Any = None
         self.error: BaseException | None = None
         self.given_up = False
-        """It was running when it was given up: its thread is still inside `function`, or was."""
+        """The call was running when it was given up: its thread is still inside `function`, or was."""
         self.begin = [None]
         """Whoever takes it decides whether the call runs at all: the thread, or the loop that gives the call up."""
         self.end = [None]

@@ -39,7 +39,7 @@ class Sampled:
     seconds: float
     """Seconds that the engine took."""
     sampling: SamplingParams | None = None
-    """As the engine was asked; None where no engine was."""
+    """Sampling parameters that the engine was asked with; None where no engine was."""
 
 
 class TokenPolicy(Policy):
