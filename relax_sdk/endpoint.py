@@ -32,7 +32,7 @@ class Endpoint:
     Images are sent as `image_url`, sounds as `input_audio` and videos as `video_url`, with the bytes in them; an environment's
     tools are passed on.
 
-        Endpoint("https://api.openai.com/v1", "gpt-5", api_key=key).evaluate("vision-maze-v0", limit=32)
+        Endpoint("https://api.openai.com/v1", "gpt-5", api_key=key).evaluate("colour-v0", limit=32)
     """
 
     url: str

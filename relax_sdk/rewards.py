@@ -12,6 +12,8 @@ from relax_sdk.errors import ConfigError, EpisodeTimeout, RewardError
 from relax_sdk.trajectory import Trajectory
 
 F = TypeVar("F", bound=Callable[..., Any])
+ONE = "f(trajectory: Trajectory) -> float"
+GROUP = "f(trajectories: list[Trajectory]) -> list[float]"
 _MARK = "__relax_reward__"
 
 RewardFunction = Callable[[Trajectory], "float | Awaitable[float]"]
@@ -37,13 +39,27 @@ def reward(function: F | None = None, *, weight: float = 1.0) -> Any:
 
 @dataclass(frozen=True)
 class Rubric:
-    """A weighted set of reward functions over a finished trajectory, or over its whole group."""
+    """A weighted set of reward functions over a finished trajectory, or over its whole group.
+
+    An environment has one as its class attribute `rubric`:
+
+        def short(trajectory: Trajectory) -> float: ...
+        def best_of(trajectories: list[Trajectory]) -> list[float]: ...
+
+        class MyEnv(relax.Env):
+            rubric = relax.Rubric([short], weights=[0.5], group_functions=[best_of])
+
+    Raises:
+        ConfigError: a number of weights other than that of functions, weights that are not finite, two functions of one name,
+            or a function that does not take exactly one argument.
+    """
 
     functions: Sequence[RewardFunction] = ()
+    """Each takes a finished `Trajectory` and returns a finite number; they may be `async def`."""
     weights: Sequence[float] | None = None
     """One per function; default all 1."""
     group_functions: Sequence[GroupRewardFunction] = ()
-    """Each sees all trajectories of a group and returns one number for each."""
+    """Each takes the list of a group's finished trajectories and returns as many finite numbers, in the same order."""
     group_weights: Sequence[float] | None = None
     names: Sequence[str] = field(default=(), init=False)
 
@@ -53,10 +69,29 @@ class Rubric:
                 raise ConfigError(f"Rubric: {len(functions)} functions but {len(weights)} weights")
             if not all(math.isfinite(weight) for weight in weights or ()):
                 raise ConfigError(f"Rubric: weights = {list(weights or ())}; allowed: finite numbers")
+        for functions, argument in ((self.functions, ONE), (self.group_functions, GROUP)):
+            for function in functions:
+                _check_signature(function, argument)
         names = [_name(f) for f in (*self.functions, *self.group_functions)]
         if len(set(names)) != len(names) or "env" in names:
             raise ConfigError(f"Rubric: reward names must differ, and 'env' is the sum of the step rewards; got {names}")
         object.__setattr__(self, "names", tuple(names))
+
+
+def _check_signature(function: Any, form: str) -> None:
+    """Raise unless a function can be called with one argument."""
+    if not callable(function):
+        raise ConfigError(f"Rubric: {function!r} is not a function; a reward is {form}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"Rubric: {_name(function)}{signature} cannot be called with one argument; it must be {form}"
+        ) from error
 
 
 def _name(function: Any) -> str:
@@ -134,9 +169,11 @@ async def score_group(env: Any, trajectories: Sequence[Trajectory], invoke: Invo
     weights = rubric.group_weights or [1.0] * len(rubric.group_functions)
     for function, weight in zip(rubric.group_functions, weights, strict=True):
         name = _name(function)
-        values = await _call(name, function, trajectories, invoke)
+        values = await _call(name, function, trajectories, invoke, f" (a group reward is {GROUP})")
         if not isinstance(values, Iterable):
-            raise RewardError(f"group reward {name!r} must return one number per trajectory, got {type(values).__name__}")
+            raise RewardError(
+                f"group reward {name!r} must return one number per trajectory, got {type(values).__name__}; it must be {GROUP}"
+            )
         values = list(values)
         if len(values) != len(trajectories):
             raise RewardError(f"group reward {name!r} returned {len(values)} values for {len(trajectories)} trajectories")
@@ -145,7 +182,7 @@ async def score_group(env: Any, trajectories: Sequence[Trajectory], invoke: Invo
             trajectory.reward += weight * trajectory.rewards[name]
 
 
-async def _call(name: str, function: Callable[..., Any], argument: Any, invoke: Invoke | None) -> Any:
+async def _call(name: str, function: Callable[..., Any], argument: Any, invoke: Invoke | None, form: str = "") -> Any:
     try:
         if invoke is not None:
             return await invoke(function, argument)
@@ -154,7 +191,7 @@ async def _call(name: str, function: Callable[..., Any], argument: Any, invoke: 
     except (RewardError, EpisodeTimeout):
         raise
     except Exception as error:
-        raise RewardError(f"reward {name!r} raised {type(error).__name__}: {error}") from error
+        raise RewardError(f"reward {name!r} raised {type(error).__name__}: {error}{form}") from error
 
 
 def finite(name: str, value: Any) -> float:

@@ -159,3 +159,29 @@ async def test_two_rewards_of_one_name_are_refused() -> None:
 
     with pytest.raises(ConfigError, match="'bonus'"):
         await score(Twice(), played(1.0))
+
+
+def two(trajectory: Trajectory, other: Trajectory) -> float:
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (dict(functions=[two]), r"two\(trajectory.*f\(trajectory: Trajectory\) -> float"),
+        (dict(group_functions=[two]), r"two\(trajectory.*f\(trajectories: list\[Trajectory\]\) -> list\[float\]"),
+        (dict(group_functions=[lambda: [0.0]]), "cannot be called with one argument"),
+        (dict(functions=[0.5]), "0.5 is not a function"),
+    ],
+)
+def test_a_function_of_another_signature_is_refused_with_the_right_one(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Rubric(**wrong)
+
+
+async def test_a_group_function_that_takes_it_for_one_trajectory_is_told_what_it_gets() -> None:
+    class Grouped(relax.Env):
+        rubric = Rubric(group_functions=[lambda trajectory: [trajectory.reward]])
+
+    with pytest.raises(RewardError, match=r"no attribute 'reward'.*list\[Trajectory\]\) -> list\[float\]"):
+        await score_group(Grouped(), [played(1.0), played(0.0)])
