@@ -13,6 +13,7 @@ from hosted_envs import Echo, Grouped
 from relax_server.rollout.hosted import HostLink, hosted_spec
 
 import relax_sdk as relax
+from relax_sdk.examples import gives_examples
 from relax_sdk.hosting.host import EnvHost, describe
 from relax_sdk.hosting.wire import Act, Description, FromService, Hello, Reply, Reset, encode, read_from_host, read_from_service
 from relax_sdk.rewards import score, score_group
@@ -159,6 +160,34 @@ async def test_format_examples(tmp_path: Path) -> None:
     env, *_ = await begin(spec)
     one, two = [await env.format_example(np.random.default_rng(3)) for _ in range(2)]
     assert one == two and len(one.text) == 1
+
+
+class Late(Echo):
+    """Its examples need what `reset` sets, and one of them is wrong."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.letters = "xy"
+        return super().reset(seed=seed, options=options)
+
+    def format_example(self, rng: np.random.Generator) -> Any:
+        return self.letters[0] if self.turn == 0 else None
+
+
+class Without(relax.Env):
+    """Has no examples."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return "x", {}
+
+
+async def test_examples_are_asked_for_after_reset_only(tmp_path: Path) -> None:
+    _, spec = hosted(Late, tmp_path)
+    assert gives_examples(spec.load()) and not gives_examples(hosted(Without, tmp_path)[1].load())
+    env, *_ = await begin(spec)
+    assert (await env.format_example(np.random.default_rng(3))).text == "x"
+    await env.step(relax.AssistantMessage(content=(relax.Text("A"),)))
+    with pytest.raises(relax.EnvError, match="format_example of Late returned NoneType"):
+        await env.format_example(np.random.default_rng(3))
 
 
 class Failing(relax.Env):
