@@ -147,10 +147,13 @@ def test_a_script_that_evaluates_ends_cleanly(finished):
 
 
 def test_a_longer_run_goes_on_where_the_first_ended(tmp_path):
+    """With a format warm-up, a KL reference and replayed routes: the trainer has to have all three again."""
     folder = tmp_path / "run"
-    trainer(folder).fit(steps=2, progress=False)
+    replay = SMALL["training"] | {"replay_routes": True}
+    trainer(folder, training=replay, algorithm={"kl_coef": 0.03}, warmup={"steps": 2}).fit(steps=2, progress=False)
     run = relax.Trainer.from_run(folder).fit(steps=4, resume=True, progress=False)
     assert [row["step"] for row in run.metrics] == [1, 2, 3, 4]
+    assert all(row["kl"] > 0 for row in run.metrics[2:])
     counts = open_journal(RunLayout(run.folder).journal).counts(run.folder.name)
     assert counts.acked == 4 * 4
 
