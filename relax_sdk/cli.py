@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +14,22 @@ import typer
 
 from relax_sdk.client.calls import URL
 from relax_sdk.config import BusName, EngineKind, Mode
-from relax_sdk.errors import ConfigError, RelaxError
+from relax_sdk.errors import ConfigError, EnvError, RelaxError, raised
+from relax_sdk.messages import Message, Text
 from relax_sdk.runtime import Provide
 from relax_sdk.stop_signals import Interrupted, exit_code
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Relax Gym.")
+
+def examples(*commands: str) -> str:
+    """The end of a command's help."""
+    return "\n\n".join(("Examples:", *commands))
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog=examples("relax train tone-v0 --steps 100", "relax eval runs/tone-v0-…", "relax doctor runs/tone-v0-…"),
+)
 envs_app = typer.Typer(no_args_is_help=True, help="Environments.")
 app.add_typer(envs_app, name="envs")
 
@@ -26,7 +37,26 @@ COMMANDS = "relax.commands"
 SETTING_HELP = "A setting by its name in RunConfig, e.g. --set rollout.group_size=8; may be repeated."
 
 
-@app.command()
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"relax-gym {version('relax-gym')}")
+        raise typer.Exit
+
+
+@app.callback()
+def relax(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Write environments of text, images, audio and video, and train models on them."""
+
+
+@app.command(
+    epilog=examples(
+        "relax train tone-v0 --steps 100 --set rollout.group_size=8",
+        "relax train my_envs:MyEnv --model ~/models/Qwen3-0.6B",
+        "relax train --resume runs/tone-v0-…",
+    )
+)
 def train(
     env: Annotated[str | None, typer.Argument(help="A registered name, package.module:Class or file.py:Class.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
@@ -84,7 +114,12 @@ def train(
     typer.echo(f"run folder: {run.folder}")
 
 
-@app.command(name="eval")
+@app.command(
+    name="eval",
+    epilog=examples(
+        "relax eval runs/tone-v0-… --limit 64", "relax eval tone-v0 --engine-url http://localhost:8000/v1 --engine-model qwen3"
+    ),
+)
 def evaluate(
     what: Annotated[str, typer.Argument(help="A run folder; with --engine-url, an environment.")],
     split: Annotated[str, typer.Option()] = "eval",
@@ -136,7 +171,7 @@ def _evaluate_endpoint(
         typer.echo(f"trajectories, without tokens: {save}")
 
 
-@app.command()
+@app.command(epilog=examples("relax doctor", "relax doctor runs/tone-v0-…", "relax doctor --runtime ray"))
 def doctor(
     folder: Annotated[Path | None, typer.Argument(help="A run folder; without it, this machine.")] = None,
     runtime: Annotated[str | None, typer.Option(help="ray: can the cluster carry out runs kept in FOLDER?")] = None,
@@ -211,12 +246,14 @@ def upload(
     typer.echo(f"{about['id']} can be played at {server}: splits {about['splits']}")
 
 
-@envs_app.command()
+@envs_app.command(epilog=examples("relax envs show tone-v0", "relax envs show my_envs:MyEnv"))
 def show(env: Annotated[str, typer.Argument()]) -> None:
     """Show an environment: its tasks, tools, defaults and first observation."""
     import inspect
 
+    from relax_sdk.messages import as_messages
     from relax_sdk.registry import get_spec
+    from relax_sdk.sync_env import SyncEnv
     from relax_sdk.tasks import task_splits
     from relax_sdk.tools import tool_schemas
 
@@ -227,10 +264,34 @@ def show(env: Annotated[str, typer.Argument()]) -> None:
         typer.echo(f"split {name}: {f'{len(split):,} tasks' if split.finite else 'a generator'}")
     typer.echo(f"tools: {[schema['function']['name'] for schema in tool_schemas(spec.make())] or 'none'}")
     typer.echo(f"defaults: {spec.defaults}")
+    try:
+        observation, _ = SyncEnv(spec.make()).reset(seed=0, options={"task": spec.splits()["train"].row(0)})
+        messages = as_messages(observation)
+    except RelaxError:
+        raise
+    except Exception as error:
+        raise EnvError(f"{spec.id}: reset of the first task {raised(error)}") from error
+    typer.echo("first observation:")
+    prompt = [f"  system: {cls.system_prompt}"] if cls.system_prompt is not None else []
+    typer.echo("\n".join([*prompt, *(f"  {message.role}: {_shown(message)}" for message in messages)]))
 
 
 WORDS = {"true": True, "false": False, "none": None, "null": None}
 """Values as YAML and JSON write them; Python's own forms are read too."""
+
+
+def _shown(message: Message) -> str:
+    """A message for people: its texts, and its media in words."""
+    parts = []
+    for part in message.content:
+        if isinstance(part, Text):
+            parts.append(part.text)
+            continue
+        ref = part.ref
+        size = f" {ref.width}×{ref.height}" if ref.width else ""
+        seconds = f" {ref.duration:.2f} s" if ref.duration is not None else ""
+        parts.append(f"<{ref.kind}{size}{seconds}, {ref.mime}, {ref.size:,} bytes>")
+    return " ".join(parts).replace("\n", "\n    ")
 
 
 def parse_settings(settings: list[str]) -> dict[str, dict[str, Any]]:

@@ -31,6 +31,9 @@ class Display:
         line: makes the line.
     """
 
+    stays = False
+    """Whether the last line is still to be seen after `close`."""
+
     def __init__(self, line: Callable[[], str]) -> None:
         self.line = line
 
@@ -62,6 +65,8 @@ class PlainDisplay(Display):
 class TerminalDisplay(Display):
     """For terminals: one line that is rewritten."""
 
+    stays = True
+
     def __init__(self, line: Callable[[], str]) -> None:
         super().__init__(line)
         from rich.console import Console
@@ -85,6 +90,8 @@ class TerminalDisplay(Display):
 
 class NotebookDisplay(Display):
     """For notebooks: one output that is rewritten."""
+
+    stays = True
 
     def __init__(self, line: Callable[[], str]) -> None:
         super().__init__(line)
@@ -198,7 +205,8 @@ class Progress:
             self._display.close()
             if self._says_end:
                 end = "done" if kind is None else f"ended early ({kind.__name__})"
-                self._display.print(f"{self.line()}\n{end}: {self.folder}")
+                line = "" if self._display.stays else f"{self.line()}\n"
+                self._display.print(f"{line}{end}: {self.folder}")
 
 
 def _seen_or_not() -> contextlib.suppress:

@@ -13,9 +13,9 @@ import gymnasium
 from gymnasium.envs.registration import WrapperSpec
 
 from relax_sdk.env import Env
-from relax_sdk.errors import RegistryError
+from relax_sdk.errors import ConfigError, RegistryError
 from relax_sdk.loading import import_object
-from relax_sdk.tasks import Tasks, TaskSplit, task_splits
+from relax_sdk.tasks import EVAL, Tasks, TaskSplit, task_splits
 
 GYM_NAMESPACE = "relax"
 """What Gymnasium knows an environment by that has no namespace of its own."""
@@ -168,6 +168,18 @@ def _caller() -> str | None:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "relax_sdk":
         frame = frame.f_back
     return frame.f_globals.get("__name__") if frame is not None else None
+
+
+def require_split(spec: EnvSpec, split: str) -> None:
+    """Raise where an environment has no such split of tasks.
+
+    Raises:
+        ConfigError: the message lists the splits there are.
+    """
+    splits = spec.splits()
+    if split not in splits:
+        advice = "; register it with tasks={'train': …, 'eval': …}" if split == EVAL else ""
+        raise ConfigError(f"{spec.id} has no {split!r} split; there are {', '.join(splits)}{advice}")
 
 
 def list_envs() -> list[EnvSpec]:

@@ -15,8 +15,9 @@ from relax_sdk.evaluation import Evaluation
 from relax_sdk.messages import AssistantMessage, Message, as_messages
 from relax_sdk.origin import load_origin
 from relax_sdk.progress import Waiting
-from relax_sdk.registry import EnvSpec
+from relax_sdk.registry import EnvSpec, require_split
 from relax_sdk.runtime import Job, Runtime, ServedModel, Tell, find_runtime, silent
+from relax_sdk.tracebacks import short_traceback
 
 if TYPE_CHECKING:
     import pandas
@@ -115,6 +116,7 @@ class Run:
 
     # -------------------------------------------------------------------------------------------------------- model
 
+    @short_traceback
     def evaluate(self, split: str = "eval", limit: int | None = None, *, progress: bool = True) -> Evaluation:
         """Play a split greedily with the trained model.
 
@@ -124,12 +126,15 @@ class Run:
             progress: show a live line.
 
         Raises:
-            RunError: the environment has no such split, or the engine cannot start.
+            ConfigError: the environment has no such split; no engine is started then.
+            RunError: the engine cannot start.
             RegistryError: the environment cannot be loaded; the message says how to give it.
         """
+        require_split(self._known_job().spec, split)
         with Waiting(f"evaluation of {self.config.env} [{split}]", progress) as waiting:
             return self._open(waiting.tell).evaluate(split, limit or self.config.eval.limit, waiting.tell)
 
+    @short_traceback
     def generate(self, messages: str | Sequence[Any], sampling: SamplingParams | None = None) -> AssistantMessage:
         """Ask the trained model.
 
@@ -141,12 +146,15 @@ class Run:
         prompt: list[Message] = as_messages(messages)
         return self._open(silent).generate(prompt, chosen)
 
+    def _known_job(self) -> Job:
+        if self._job is None:
+            spec, agent = load_origin(self.folder, self.config.env, self._env)
+            self._job = Job(spec, self.config, self.folder, agent)
+        return self._job
+
     def _open(self, tell: Tell) -> ServedModel:
         if self._session is None:
-            if self._job is None:
-                spec, agent = load_origin(self.folder, self.config.env, self._env)
-                self._job = Job(spec, self.config, self.folder, agent)
-            self._session = find_runtime(self._runtime).open_model(self._job, tell)
+            self._session = find_runtime(self._runtime).open_model(self._known_job(), tell)
             atexit.register(self.close)
         return self._session
 

@@ -17,6 +17,10 @@ Tasks: TypeAlias = "TaskSource | Mapping[str, TaskSource] | Callable[[], Any] | 
 """A list, a generator, a `datasets.Dataset`, a function that returns one of these, or a dict of them by split."""
 
 
+EVAL = "eval"
+"""The split of the held-out evaluation."""
+HELD_OUT = ("validation", "test")
+"""Splits that are taken for `eval` where there is none, the first of them that there is."""
 KEPT_ROWS = 4096
 """Rows of a generator that `KeptRows` keeps."""
 
@@ -170,7 +174,8 @@ class KeptRows:
 def task_splits(tasks: Tasks) -> dict[str, TaskSplit]:
     """Make splits of whatever an environment was registered with.
 
-    Without an `eval` split there is no held-out evaluation. Without tasks at all, every row is `{"index": i}`.
+    Without an `eval` split, `validation` or else `test` is played as `eval` too, as the datasets of Hugging Face name them;
+    without any of them there is no held-out evaluation. Without tasks at all, every row is `{"index": i}`.
 
     Raises:
         ConfigError: no `train` split, or a source of the wrong type.
@@ -183,6 +188,9 @@ def task_splits(tasks: Tasks) -> dict[str, TaskSplit]:
         splits = {str(name): TaskSplit(str(name), source) for name, source in tasks.items()}  # type: ignore[union-attr]
         if "train" not in splits:
             raise ConfigError(f"tasks by split need a 'train' split, got {sorted(splits)}")
+        held_out = next((splits[name] for name in (EVAL, *HELD_OUT) if name in splits), None)
+        if held_out is not None:
+            splits.setdefault(EVAL, held_out)
         return splits
     return {"train": TaskSplit("train", tasks)}  # type: ignore[arg-type]
 

@@ -39,6 +39,7 @@ from relax_sdk.registry import EnvSpec, get_spec
 from relax_sdk.run import CONFIG, PLOT, Run, read_config
 from relax_sdk.run_lock import Holder, RunLock, cannot_write
 from relax_sdk.runtime import Job, Provide, Runtime, find_runtime
+from relax_sdk.tracebacks import short_traceback
 
 SECTIONS: dict[str, type[Any]] = {
     "sampling": SamplingParams,
@@ -164,6 +165,7 @@ class Trainer:
             raise ConfigError("key and provide say how a service is used; name it with server=…")
         self._folder = Path(folder) if folder is not None else None
 
+    @short_traceback
     def fit(self, steps: int | None = None, *, resume: bool = False, progress: bool = True) -> Run:
         """Train, and return the run. Works in scripts and in notebooks.
 

@@ -26,3 +26,31 @@ def test_options_of_train_reach_the_trainer(monkeypatch: pytest.MonkeyPatch):
 def test_a_bus_that_there_is_not_is_named():
     done = CliRunner().invoke(app, ["train", "tone-v0", "--bus", "nowhere"])
     assert done.exit_code == 2 and "nowhere" in done.output
+
+
+def test_the_version_is_told():
+    import relax_sdk
+
+    done = CliRunner().invoke(app, ["--version"])
+    assert done.exit_code == 0 and done.output.strip() == f"relax-gym {relax_sdk.__version__}"
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["eval"], ["doctor"], ["envs", "show"]])
+def test_help_has_examples(command: list[str]):
+    done = CliRunner().invoke(app, [*command, "--help"], terminal_width=200)
+    examples = [line.strip() for line in done.output.splitlines() if line.strip().startswith("relax ")]
+    assert done.exit_code == 0 and len(examples) >= 2, done.output
+
+
+def test_shells_can_complete_commands():
+    assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
+
+
+@pytest.mark.parametrize(
+    ("env", "shows"),
+    [("tone-v0", "<audio 1.00 s, audio/"), ("colour-v0", "<image "), ("motion-v0", "<video "), ("higher-lower-v0", "?")],
+)
+def test_what_an_environment_first_shows(env: str, shows: str):
+    done = CliRunner().invoke(app, ["envs", "show", env])
+    assert done.exit_code == 0 and "first observation:\n  user: " in done.output, done.output
+    assert shows in done.output.partition("first observation:")[2]

@@ -241,3 +241,16 @@ def test_what_cannot_be_imported_is_said_with_its_line(tmp_path, monkeypatch, na
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RegistryError, match=why):
         registry.get_spec(name)
+
+
+def test_an_evaluation_without_such_a_split_starts_no_engine(script):
+    folder = script(ENV + REGISTER.replace(', "eval": [{"a": 7}]', "") + TRAIN)
+
+    class Engines:
+        def open_model(self, job: Job, tell: Any) -> Any:
+            raise AssertionError("an engine was started")
+
+    run = relax.Run.load(folder)
+    run._runtime = Engines()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"adder-v0 has no 'eval' split; there are train; register it with tasks="):
+        run.evaluate(progress=False)

@@ -67,3 +67,13 @@ def test_warnings_are_seen_where_nothing_else_is_to_be_shown(capsys):
     with Waiting("evaluation", show=False) as waiting:
         waiting.tell("3 of 8 episodes")
     assert capsys.readouterr().err == "warning: an engine died\n"
+
+
+def test_a_line_that_stays_is_not_printed_again(capsys, monkeypatch):
+    class Staying(Display):
+        stays = True
+
+    monkeypatch.setattr(progress, "make_display", lambda line, show: Staying(line))
+    with Progress(RunConfig(env="tone-v0", steps=9), Path("there")) as run:
+        run.step({"step": 4, "reward": 0.5, "seconds_step": 2.0})
+    assert capsys.readouterr().err == "done: there\n"

@@ -114,6 +114,16 @@ def test_a_dataset_by_split() -> None:
     assert task_splits({"train": both["train"], "eval": ROWS})["eval"].row(4) == {"x": 4}
 
 
+@pytest.mark.parametrize(
+    ("names", "taken"), [(["train", "test"], 2), (["train", "validation", "test"], 1), (["train", "test", "eval"], 3)]
+)
+def test_a_dataset_s_own_name_of_its_held_out_split_will_do(names: list[str], taken: int) -> None:
+    datasets = pytest.importorskip("datasets")
+    length = {"train": 5, "test": 2, "validation": 1, "eval": 3}
+    splits = task_splits(datasets.DatasetDict({name: datasets.Dataset.from_list(ROWS[: length[name]]) for name in names}))
+    assert len(splits["eval"]) == taken and set(splits) == {*names, "eval"}
+
+
 def test_a_streamed_dataset_goes_forward() -> None:
     datasets = pytest.importorskip("datasets")
     split = task_splits(datasets.IterableDataset.from_generator(lambda: iter(ROWS)))["train"]
