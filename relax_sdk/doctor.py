@@ -204,6 +204,9 @@ def _staleness(rows: Sequence[dict[str, Any]], bound: int) -> list[Finding]:
     groups = sum(row.get("n_groups", 0) for row in rows)
     text = f"staleness {_mean(rows, 'staleness_mean'):.2f} on average, at most {max(row['staleness_max'] for row in rows):.0f}"
     findings = [Finding("ok", f"{text} (bound {bound}); {dropped:.0f} groups dropped as too old")]
+    if aside := rows[-1].get("set_aside_total", 0):
+        text = f"{aside:.0f} groups could not be trained on and were set aside"
+        findings.append(Finding("note", text, "the reasons are in the warnings of the run, and in its journal"))
     if dropped > 0.05 * max(groups, 1):
         findings.append(
             Finding("note", f"{dropped / (groups + dropped):.0%} of the groups were played for nothing", "raise max_staleness")

@@ -546,3 +546,24 @@ def test_who_works_for_a_program_that_lost_the_run_leases_and_acks_no_more(open_
     with pytest.raises(JournalError, match="it was given back"):
         new.renew(RUN, "a", TTL)
     assert lease(nobodys) == ["b"]
+
+
+# ------------------------------------------------------------------------------------------------------------- set aside
+
+
+def test_a_group_set_aside_is_counted_with_its_reason_and_never_served_again(open_again: Open) -> None:
+    journal = open_again()
+    commit(journal, "g", "h")
+    assert lease(journal, 2) == ["g", "h"]
+    assert journal.set_aside("g", RUN, "a", "MediaError: cut file")
+    assert not journal.set_aside("g", RUN, "a", "again"), "it is not held any more"
+    assert not journal.set_aside("h", RUN, "b", "held by another consumer")
+    journal.release(["g", "h"], RUN, "a")
+    journal.restore(RUN, "a", 0)
+    other = open_again()
+    assert other.counts(RUN) == JournalCounts(ready=1, failed=1)
+    assert other.counts(RUN).given_up == 1
+    assert other.failures(RUN) == {"g": "MediaError: cut file"}
+    assert lease(other, 2) == [] and lease(other) == ["h"]
+    with pytest.raises(JournalError, match="set aside"):
+        other.ack(["g"], RUN, "a", 1)

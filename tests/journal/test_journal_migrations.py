@@ -35,7 +35,7 @@ def database(path: Path, revision: str) -> Engine:
 
 def test_the_code_knows_the_newest_revision() -> None:
     assert scripts().get_current_head() == schema.HEAD
-    assert [script.revision for script in scripts().walk_revisions()] == ["0006", "0005", "0004", "0003", "0002", "0001"]
+    assert [script.revision for script in scripts().walk_revisions()] == [f"000{n}" for n in range(7, 0, -1)]
 
 
 def test_the_revisions_lead_to_the_tables_of_the_schema(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_journal_newer_than_the_code_is_left_alone(tmp_path: Path) -> None:
     with engine.connect().execution_options(**sqlite.WRITE) as connection, connection.begin():
         connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
     with pytest.raises(
-        JournalError, match=r"newer version of Relax Gym \(revision 0999, this version knows up to 0006\): upgrade Relax Gym"
+        JournalError, match=r"newer version of Relax Gym \(revision 0999, this version knows up to 0007\): upgrade Relax Gym"
     ):
         open_journal(path)
     with engine.connect() as connection:

@@ -1,7 +1,7 @@
 """How often a role may be started again."""
 
 import pytest
-from relax_server.roles.restarts import MAX_RESTARTS, RESTART_WINDOW, Restarts
+from relax_server.roles.restarts import MAX_IN_VAIN, MAX_RESTARTS, RESTART_WINDOW, Restarts
 
 from relax_sdk.errors import RunError
 
@@ -34,3 +34,23 @@ def test_what_happened_long_ago_does_not_count():
     for _ in range(4 * MAX_RESTARTS):
         restarts.count("engine", "")
         clock.now += RESTART_WINDOW / MAX_RESTARTS + 1
+
+
+def test_restarts_without_progress_end_the_run_however_slow_they_are():
+    clock = Clock()
+    restarts = Restarts("relax train --resume runs/a", clock)
+    restarts.went_on("policy")
+
+    def again(role: str) -> None:
+        clock.now += RESTART_WINDOW
+        restarts.count(role, "the same groups again")
+
+    for _ in range(3 * MAX_IN_VAIN):  # it gets further each time
+        again("policy")
+        restarts.went_on("policy")
+    for _ in range(3 * MAX_IN_VAIN):  # nothing says what progress of this one would be
+        again("engine")
+    for _ in range(MAX_IN_VAIN):
+        again("policy")
+    with pytest.raises(RunError, match=r"policy ended 11 times without getting any further(?s:.)*--resume"):
+        again("policy")

@@ -45,6 +45,10 @@ class Bus(Protocol):
         """Undo a take whose batch is not trained on: its groups are ready again."""
         ...
 
+    def set_aside(self, group_id: str, reason: str) -> None:
+        """A group that was taken cannot be trained on: it is marked so in the journal and never served again."""
+        ...
+
     def ack(self, group_ids: list[str], checkpoint: int) -> None:
         """The groups are inside checkpoint `checkpoint`."""
         ...

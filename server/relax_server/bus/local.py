@@ -92,6 +92,12 @@ class LocalBus:
     def release_ahead(self) -> None:
         """See `Bus.release_ahead`: nothing is leased ahead."""
 
+    def set_aside(self, group_id: str, reason: str) -> None:
+        """See `Bus.set_aside`."""
+        with self._lock:
+            self.journal.set_aside(group_id, self.run, self.consumer, reason)
+            self._held.discard(group_id)
+
     def renew_when_due(self) -> None:
         """`renew` when a third of the lease time has passed since the last."""
         if time.monotonic() - self._renewed > self.ttl / 3:

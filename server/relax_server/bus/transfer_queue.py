@@ -122,6 +122,15 @@ class TransferQueueBus(FieldQueue):
         self.forget([group.id for group in batch.groups])
         self._local.give_back(batch)
 
+    def set_aside(self, group_id: str, reason: str) -> None:
+        """See `Bus.set_aside`; the group leaves the queue.
+
+        Raises:
+            JournalError: the journal failed.
+        """
+        self.forget([group_id])
+        self._local.set_aside(group_id, reason)
+
     def ack(self, group_ids: list[str], checkpoint: int) -> None:
         """See `Bus.ack`; the groups leave the queue.
 

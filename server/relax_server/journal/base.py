@@ -41,10 +41,17 @@ class JournalCounts:
     """Dropped because they were too old, at a lease or before a batch was made of them."""
     empty: int = 0
     """Committed without a single response token: nothing to train on, so never served."""
+    failed: int = 0
+    """Set aside, as a training step fails on them; see `Journal.set_aside`."""
 
     @property
     def total(self) -> int:
-        return self.ready + self.leased + self.acked + self.stale + self.empty
+        return self.ready + self.leased + self.acked + self.stale + self.empty + self.failed
+
+    @property
+    def given_up(self) -> int:
+        """Groups that were to be trained on and never will be: too old, or set aside."""
+        return self.stale + self.failed
 
 
 @dataclass(frozen=True)
@@ -71,9 +78,10 @@ class Journal(Protocol):
     """Durable groups with leases.
 
     States of a group: `ready` → `leased` → `acked`; a lease that ends unacked returns to `ready`; a group older than
-    allowed becomes `stale` at the lease, or by `drop` once leased; one without any response token is `empty` from the
-    start. Groups of other splits than `train` are kept but have no part in this. Methods are synchronous, safe from several
-    threads and processes, and raise `JournalError` when the store cannot be read or written.
+    allowed becomes `stale` at the lease, or by `drop` once leased; one that cannot be trained on becomes `failed` by
+    `set_aside`; one without any response token is `empty` from the start. Groups of other splits than `train` are kept but
+    have no part in this. Methods are synchronous, safe from several threads and processes, and raise `JournalError` when the
+    store cannot be read or written.
 
     Leases end by wall time, and wall time jumps. Set back, no lease lasts longer than its `ttl` from the next `lease` call
     on. Set forward, leases end early: another consumer may take the groups, and then the ack of the one that had them is
@@ -154,11 +162,23 @@ class Journal(Protocol):
         """
         ...
 
+    def set_aside(self, group_id: str, run: str, consumer: str, reason: str) -> bool:
+        """Mark a leased group as `failed`, with the reason: it cannot be trained on, and is never served again.
+
+        Returns:
+            False where the consumer does not hold it; then nothing changes.
+        """
+        ...
+
+    def failures(self, run: str) -> dict[str, str]:
+        """Reasons of the groups that were set aside, by group id, oldest group first."""
+        ...
+
     def restore(self, run: str, consumer: str, checkpoint: int) -> int:
         """A trainer restarts from `checkpoint`: its leases, and acks that name a later checkpoint, return to `ready`.
 
         The acks are those of the whole run, also under another consumer's name: checkpoints belong to the run. Groups
-        dropped as stale stay dropped.
+        dropped as stale stay dropped, and those set aside stay so.
 
         Returns:
             How many groups became ready again.

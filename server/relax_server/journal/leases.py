@@ -109,6 +109,11 @@ def drop(connection: Connection, ids: Sequence[str], run: str, consumer: str) ->
     return _end(connection, ids, run, consumer, _STALE)
 
 
+def set_aside(connection: Connection, id: str, run: str, consumer: str, reason: str) -> int:
+    """Mark a group that `consumer` holds as one that cannot be trained on; returns how many."""
+    return _end(connection, [id], run, consumer, _NO_LEASE | {"state": GroupState.FAILED, "failure": reason})
+
+
 def _end(connection: Connection, ids: Sequence[str], run: str, consumer: str, values: dict[str, Any]) -> int:
     count = 0
     for part in chunks(ids):
@@ -178,6 +183,8 @@ def _whose(row: Any) -> str:
         return "it is not leased; lease it first"
     if row.state == GroupState.STALE:
         return "it was dropped as too old"
+    if row.state == GroupState.FAILED:
+        return "it was set aside, as it cannot be trained on"
     return f"its state is {row.state!r}, and such a group is never leased"
 
 

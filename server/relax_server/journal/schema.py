@@ -19,7 +19,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0006"
+HEAD = "0007"
 """The newest revision in `migrations/versions`."""
 
 
@@ -31,6 +31,8 @@ class GroupState(StrEnum):
     ACKED = "acked"
     STALE = "stale"
     """Was too old at a lease, or when it was to be trained on; final."""
+    FAILED = "failed"
+    """Set aside: it cannot be trained on, and column `failure` says why; final."""
     EMPTY = "empty"
     """Committed without a single response token: nothing to train on, never served."""
     RECORDED = "recorded"
@@ -67,6 +69,7 @@ groups = Table(
     Column("lease_expires", Double),  # Unix seconds
     Column("lease_ttl", Double),  # seconds
     Column("checkpoint", BigInteger),  # the one that contains it, once acked
+    Column("failure", String),  # why it was set aside
     Column("created_at", Double, nullable=False),
     Index(None, "run", "state", "seq"),
     Index(None, "run", "state", "version_min"),

@@ -134,6 +134,11 @@ class SqlJournal:
         with self._leasing("drop stale groups", run) as connection:
             return leases.drop(connection, group_ids, run, consumer)
 
+    def set_aside(self, group_id: str, run: str, consumer: str, reason: str) -> bool:
+        """See `Journal.set_aside`."""
+        with self._leasing("set a group aside", run) as connection:
+            return bool(leases.set_aside(connection, group_id, run, consumer, reason))
+
     def restore(self, run: str, consumer: str, checkpoint: int) -> int:
         """See `Journal.restore`."""
         with self._leasing("restore groups", run) as connection:
@@ -180,6 +185,12 @@ class SqlJournal:
             found = leases.count(connection, run, self._clock())
         found.pop(GroupState.RECORDED, None)
         return JournalCounts(**{str(state): number for state, number in found.items()})
+
+    def failures(self, run: str) -> dict[str, str]:
+        """See `Journal.failures`."""
+        query = select(groups.c.id, groups.c.failure).where(groups.c.run == run, groups.c.state == GroupState.FAILED)
+        with self.reading("list groups set aside") as connection:
+            return {row.id: row.failure for row in connection.execute(query.order_by(groups.c.seq))}
 
     def task_indices(self, run: str) -> list[int]:
         """See `Journal.task_indices`."""

@@ -86,7 +86,8 @@ class Controller:
         self.run_name = job.folder.name
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.model_path, self.weights_root = model_path, exchange.root
-        restarts, told = Restarts(job.how_to_resume), self.inbox.put_nowait
+        self.restarts = restarts = Restarts(job.how_to_resume)
+        told = self.inbox.put_nowait
         self.roles = MainRoles(job, host, restarts, self.model_path, exchange, self.hear_policy, told, observer.warn)
         self.policy, self.rollout = self.roles.policy, self.roles.rollout
         self.stopping = Stopping(self.policy, self.rollout)
@@ -111,6 +112,11 @@ class Controller:
         self.trained = 0
         """The last step that the trainer told of; ahead of `step` while weights are loaded."""
         self.dropped = 0
+        """Groups that will never be trained on: too old, or set aside."""
+        self.set_aside = 0
+        """Those of them that a training step fails on."""
+        self.furthest = 0
+        """The last step of all that were done, also before the trainer went back to a checkpoint."""
         self.figures = Figures(self.layout, observer)
         self.stats: dict[str, Any] = {}
         self.looked_at = 0.0
@@ -195,7 +201,8 @@ class Controller:
 
     async def train(self) -> None:
         """Handle events until the last checkpoint is saved."""
-        self.dropped = self.journal.counts(self.run_name).stale
+        await self.count_dropped(tell=False)
+        self.restarts.went_on("policy")
         self.roles.rollout_is_well()
         self.rollout.send(Begin(self.engines.version, self.consumed, self.dropped))
         self.let_train()
@@ -381,6 +388,9 @@ class Controller:
         Where a step takes less time than loading its weights, the trainer is steps ahead by then; only the newest of these
         weights are loaded, and those that are to be evaluated.
         """
+        if message.step > self.furthest:
+            self.furthest = message.step
+            self.restarts.went_on("policy")
         self.step, self.weights, self.waiting = message.step, message.weights, ""
         every = self.config.eval.every
         evaluated = bool(self.has_eval and every and self.step % every == 0 and self.step < self.config.steps)
@@ -388,7 +398,8 @@ class Controller:
         pause = await self.load_weights() if newest or evaluated else 0.0
         await self.count_dropped(tell=False)
         self.tell_rollout()
-        metrics = message.metrics | {"seconds_load": pause, "dropped_total": self.dropped, "engines": len(self.engines.urls)}
+        metrics = message.metrics | {"seconds_load": pause, "engines": len(self.engines.urls)}
+        metrics |= {"dropped_total": self.dropped - self.set_aside, "set_aside_total": self.set_aside}
         metrics |= {f"rollout_{k}": v for k, v in self.stats.items() if isinstance(v, (int, float))}
         self.figures.add(self.step, metrics)
         if evaluated:
@@ -399,11 +410,12 @@ class Controller:
         self.rollout.send(Published(self.engines.version, self.consumed, self.dropped))
 
     async def count_dropped(self, tell: bool = True) -> None:
-        """Look up how many groups were too old at their lease; the rollout may start others in their place.
+        """Look up how many groups were too old at their lease, or set aside; the rollout may start others in their place.
 
         The trainer drops them while it waits for fresh ones, so the news cannot wait for its next step.
         """
-        dropped = (await asyncio.to_thread(self.journal.counts, self.run_name)).stale
+        counts = await asyncio.to_thread(self.journal.counts, self.run_name)
+        dropped, self.set_aside = counts.given_up, counts.failed
         if dropped != self.dropped:
             self.dropped = dropped
             if tell and self.figures.begun:

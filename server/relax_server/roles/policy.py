@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relax_sdk.errors import TrainingError
+from relax_sdk.errors import RelaxError, TrainingError
 from relax_sdk.media import MediaRef, MediaStore
 from relax_sdk.trajectory import Group, Trajectory
 from relax_server.bus import open_bus
@@ -33,7 +33,9 @@ from relax_server.roles.messages import (
     Stop,
     Train,
     Warmup,
+    Warn,
 )
+from relax_server.roles.poison import POISON, check_bearable, poisoned
 from relax_server.timeline import Timeline
 from relax_server.training.group_fields import ADVANTAGES_FIELD, REF_LOG_PROBS, Given, field_names
 from relax_server.training.policy import Policy
@@ -166,8 +168,12 @@ class PolicyRole:
             if not self.begin_step():
                 self.bus.give_back(batch)
                 break
-            metrics = self.one_step(batch, given, began, seconds_fields)
-            self.channel.send(metrics)
+            try:
+                done = self.one_step(batch, given, began, seconds_fields)
+            except POISON as error:
+                self.set_poison_aside(batch, given, error)
+                continue
+            self.channel.send(done)
             if self.policy.step % config.training.checkpoint_every == 0 and self.policy.step < config.steps:
                 self.save(last=False)
         self.save(last=True)
@@ -259,6 +265,36 @@ class PolicyRole:
         )
         metrics |= batch_figures(batch.groups, self.policy.step)
         return StepDone(self.policy.step, weights, metrics)
+
+    def set_poison_aside(self, batch: Batch, given: Given | None, error: RelaxError) -> None:
+        """Set aside the groups of a failed batch that fail alone too, and give back the others.
+
+        Args:
+            batch: that was taken.
+            given: of it.
+            error: that the step ended with.
+
+        Raises:
+            RelaxError: `error`, where no single group is to blame; also where one was, but this process must begin again at
+                its checkpoint, as an update was made already or the engines have given their memory back.
+            RunError: too many groups of the run were set aside.
+        """
+
+        def attempt(index: int) -> None:
+            own = given.only(index) if given is not None else None
+            self.policy.attempt(batch.groups[index], self.media, batch.version, own)
+
+        found = poisoned(batch.groups, attempt)
+        for id, reason in found.items():
+            self.bus.set_aside(id, reason)
+            self.channel.send(Warn(f"group {id} cannot be trained on and was set aside: {reason}"))
+        self.bus.give_back(batch)
+        if not found:
+            raise error
+        counts = self.journal.counts(self.start.run)
+        check_bearable(counts.failed, counts.failed + counts.acked + len(self.unsaved), [*found.values()][-1])
+        if self.policy.updates_taken or self.start.config.mode == "colocate":
+            raise error
 
     def save(self, last: bool) -> None:
         """A checkpoint, then the acks of what it contains."""

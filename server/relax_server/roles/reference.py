@@ -6,7 +6,11 @@ import queue
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from relax_sdk.errors import MediaError, TokenError
 from relax_sdk.media import MediaStore
+from relax_sdk.trajectory import Group
 from relax_server.roles.channel import Outlet
 from relax_server.roles.field_worker import REFERENCE_ROLE, serve_field
 from relax_server.roles.layout import RunLayout
@@ -35,8 +39,18 @@ def run_reference(channel: Outlet, inbox: queue.SimpleQueue[Any], first: StartFi
         REFERENCE_ROLE,
         REF_LOG_PROBS,
         AT_ONCE,
-        lambda groups: model.group_logprobs(groups, store.get),
+        lambda groups: logprobs_of_sound_groups(model, groups, store),
     )
+
+
+def logprobs_of_sound_groups(model: LogprobModel, groups: list[Group], store: MediaStore) -> list[np.ndarray]:
+    """The field of each group; empty for one that cannot be computed, which the policy finds and sets aside by itself."""
+    try:
+        return model.group_logprobs(groups, store.get)
+    except (MediaError, TokenError):
+        if len(groups) == 1:
+            return [np.zeros(0, np.float32)]
+        return [logprobs_of_sound_groups(model, [group], store)[0] for group in groups]
 
 
 def reference_weights(first: StartFields) -> Path:

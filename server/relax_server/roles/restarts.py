@@ -13,6 +13,9 @@ MAX_RESTARTS = 5
 
 RESTART_WINDOW = 600.0
 
+MAX_IN_VAIN = 10
+"""Restarts in a row, at any pace, of a role that gets no further than it was before; one more ends the run."""
+
 
 class Restarts:
     """Counts the restarts of each role.
@@ -25,6 +28,12 @@ class Restarts:
     def __init__(self, how_to_resume: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._how_to_resume, self._clock = how_to_resume, clock
         self._times: dict[str, deque[float]] = {}
+        self._in_vain: dict[str, int] = {}
+        """Restarts of the roles that tell of progress, since the last."""
+
+    def went_on(self, role: str) -> None:
+        """The role has done something that it had not done before; from now on it is expected to, however long it takes."""
+        self._in_vain[role] = 0
 
     def count(self, role: str, detail: str) -> None:
         """Count one restart.
@@ -34,15 +43,17 @@ class Restarts:
             detail: why, for the error; the end of its log.
 
         Raises:
-            RunError: it ended too often.
+            RunError: it ended too often, or too many times in a row without progress.
         """
         times = self._times.setdefault(role, deque())
         now = self._clock()
         while times and now - times[0] > RESTART_WINDOW:
             times.popleft()
         times.append(now)
-        if len(times) > MAX_RESTARTS:
-            raise RunError(
-                f"the {role} ended {len(times)} times within {RESTART_WINDOW / 60:.0f} minutes; {detail}\n"
-                f"go on with: {self._how_to_resume}"
-            )
+        often = f"{len(times)} times within {RESTART_WINDOW / 60:.0f} minutes" if len(times) > MAX_RESTARTS else ""
+        if role in self._in_vain:
+            self._in_vain[role] += 1
+            if not often and self._in_vain[role] > MAX_IN_VAIN:
+                often = f"{self._in_vain[role]} times without getting any further"
+        if often:
+            raise RunError(f"the {role} ended {often}; {detail}\ngo on with: {self._how_to_resume}")

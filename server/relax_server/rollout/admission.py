@@ -22,7 +22,7 @@ class Admission:
     consumed: int = 0
     """Groups inside steps whose weights have been published."""
     dropped: int = 0
-    """Groups that the trainer dropped as stale."""
+    """Groups that the trainer dropped as stale or set aside."""
 
     @property
     def outstanding(self) -> int:

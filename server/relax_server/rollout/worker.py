@@ -215,7 +215,7 @@ class RolloutWorker:
         admission = self.admission
         admission.committed = counts.total - counts.empty
         admission.consumed = max(admission.consumed, counts.acked)
-        admission.dropped = max(admission.dropped, counts.stale)
+        admission.dropped = max(admission.dropped, counts.given_up)
         return (index for index in itertools.count() if index not in played)
 
     async def _start_group(self, index: int) -> None:

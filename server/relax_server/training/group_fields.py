@@ -32,6 +32,11 @@ class Given:
     ref_log_probs: Sequence[np.ndarray] | None = None
     """None if the policy has a reference of its own, or needs none."""
 
+    def only(self, index: int) -> Given:
+        """What is given of one group of the batch."""
+        reference = self.ref_log_probs
+        return Given([self.advantages[index]], None if reference is None else [reference[index]])
+
 
 def field_names(algorithm: AlgorithmConfig) -> tuple[str, ...]:
     """The fields that a training step of this algorithm takes."""

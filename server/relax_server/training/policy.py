@@ -67,6 +67,8 @@ class Policy(LogprobModel):
         self.schedule = Schedule.of(optimizer, total_steps)
         self.step = 0
         """Training steps done."""
+        self.updates_taken = 0
+        """Updates of the training step that was begun last; the weights have changed although it failed if there were any."""
         self.spans: list[tuple[str, float, float]] = []
         """Stages of the last training step: name, begin and end in seconds since the epoch."""
         self.trainer = MegatronTrainer(self._loaded.model, optimizer, self._dtype)
@@ -117,26 +119,11 @@ class Policy(LogprobModel):
             TrainingError: no trajectory has a token to train on, the gradient is not finite, what is given does not fit the
                 groups, or the reference's logprobs are to be given and are not.
             TokenError: tokens and media do not fit together.
+            MediaError: a media item is damaged or missing.
         """
         metrics = StepMetrics()
-        self.spans = metrics.spans
-        with metrics.seconds("plan"):
-            advantages = [by_turn(g, a) for g, a in zip(groups, given.advantages, strict=True)] if given is not None else None
-            collected = collect(groups, self.algorithm, advantages)
-            if not collected.samples:
-                raise TrainingError(f"none of {len(groups)} groups has a token to train on")
-        with metrics.seconds("features"):
-            features = read_features(collected.samples, self.processor, media)
-        with metrics.seconds("plan"):
-            pairs = zip(collected.trajectories, collected.samples, strict=True)
-            routes = [sample_routes(t, s) for t, s in pairs] if self.training.replay_routes else []
-            batch = make_batch(collected.samples, self.processor, features, routes)
-            split = collected.split(self.algorithm.updates_per_batch)
-            parts = [self._pack(batch, part) for part in split]
-        metrics.describe(collected, batch, parts, version)
-        targets = self._targets(batch, token_advantages(collected, batch.trained), self._scale(batch, split))
-        with metrics.seconds("logprobs"):
-            targets = self._before(parts, targets, given.ref_log_probs if given is not None else None)
+        self.spans, self.updates_taken = metrics.spans, 0
+        batch, parts, targets = self._prepare(groups, media, version, given, metrics)
         lr = self.schedule.at(self.step)
         for number, forests in enumerate(parts):
             with metrics.seconds("forward_backward"):
@@ -145,8 +132,26 @@ class Policy(LogprobModel):
             metrics.update(results, [batch.trained.logprob[f.entry] for f in mine], gap=number == 0)
             with metrics.seconds("optimizer"):
                 metrics.stepped(self.trainer.step(lr), lr)
+            self.updates_taken += 1
         self.step += 1
         return metrics.result()
+
+    def attempt(self, group: Group, media: ReadMedia, version: int, given: Given | None = None) -> None:
+        """Do all of a training step with one group alone, but for the step: the weights stay as they are.
+
+        Args:
+            group: one that has a token to train on; another one passes.
+            media, version, given: as for `train_step`, `given` of this group alone.
+
+        Raises:
+            TrainingError, TokenError, MediaError: as `train_step` with this group; so the group is to blame.
+        """
+        if not any(trajectory.n_response_tokens for trajectory in group.trajectories):
+            return
+        _, parts, targets = self._prepare([group], media, version, given, StepMetrics())
+        for forests in parts:
+            self._accumulate(forests, self._objective, targets)
+            self.trainer.check_gradient()
 
     # --------------------------------------------------------------------------------------------- weights, checkpoints
 
@@ -217,6 +222,29 @@ class Policy(LogprobModel):
         """Freeze a copy of a model's weights, if they are compared with here."""
         if self._compares:
             self._reference = [p.detach().clone() for p in model.parameters()]
+
+    def _prepare(
+        self, groups: Sequence[Group], media: ReadMedia, version: int, given: Given | None, metrics: StepMetrics
+    ) -> tuple[TokenBatch, list[list[Forest]], Targets]:
+        """All of a step that comes before its first update: the batch, its forests by update, and what they are trained on."""
+        with metrics.seconds("plan"):
+            advantages = [by_turn(g, a) for g, a in zip(groups, given.advantages, strict=True)] if given is not None else None
+            collected = collect(groups, self.algorithm, advantages)
+            if not collected.samples:
+                raise TrainingError(f"none of {len(groups)} groups has a token to train on")
+        with metrics.seconds("features"):
+            features = read_features(collected.samples, self.processor, media)
+        with metrics.seconds("plan"):
+            pairs = zip(collected.trajectories, collected.samples, strict=True)
+            routes = [sample_routes(t, s) for t, s in pairs] if self.training.replay_routes else []
+            batch = make_batch(collected.samples, self.processor, features, routes)
+            split = collected.split(self.algorithm.updates_per_batch)
+            parts = [self._pack(batch, part) for part in split]
+        metrics.describe(collected, batch, parts, version)
+        targets = self._targets(batch, token_advantages(collected, batch.trained), self._scale(batch, split))
+        with metrics.seconds("logprobs"):
+            targets = self._before(parts, targets, given.ref_log_probs if given is not None else None)
+        return batch, parts, targets
 
     def _scale(self, batch: TokenBatch, split: Sequence[Sequence[int]]) -> np.ndarray:
         """The weight of each trained token in its update, float32 [n]."""

@@ -98,6 +98,17 @@ class MegatronTrainer:
             forward_only=False,
         )
 
+    def check_gradient(self) -> None:
+        """Look at the accumulated gradients; nothing is changed.
+
+        Raises:
+            TrainingError: they are not finite. All ranks raise, as all have the same sum.
+        """
+        ddp: Any = self.ddp
+        buffers = [*ddp.buffers, *ddp.expert_parallel_buffers]
+        if not all(torch.isfinite(buffer.grad_data.norm()) for buffer in buffers):
+            raise TrainingError("the gradient is not finite; the weights were not updated")
+
     def step(self, lr: float) -> float:
         """Clip and apply the accumulated gradients.
 
@@ -105,12 +116,9 @@ class MegatronTrainer:
             The norm of the gradients before clipping.
 
         Raises:
-            TrainingError: they are not finite; the weights stay as they are. All ranks raise, as all have the same sum.
+            TrainingError: they are not finite; the weights stay as they are.
         """
-        ddp: Any = self.ddp
-        buffers = [*ddp.buffers, *ddp.expert_parallel_buffers]
-        if not all(torch.isfinite(buffer.grad_data.norm()) for buffer in buffers):
-            raise TrainingError("the gradient is not finite; the weights were not updated")
+        self.check_gradient()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         _, norm, _ = self.optimizer.step()

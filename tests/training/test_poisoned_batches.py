@@ -1,0 +1,140 @@
+"""The trainer among groups that no step can be made with: they are set aside with the reason, the others are trained on."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_data import ITEMS, letter_groups, make_policy, parameters, read
+
+from relax_sdk.errors import TokenError, TrainingError
+from relax_sdk.trajectory import Group
+
+OMNI = "relax/tiny-omni"
+SIZE = 4
+
+
+class Told:
+    """What a role says to its controller."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.messages.append(message)
+
+
+def groups_of_run(processor: Any, n: int, poisoned: list[int]) -> list[Group]:
+    """Groups, of which some hold a token that no policy can have sampled."""
+    groups = letter_groups(processor, n, SIZE)
+    for index in poisoned:
+        groups[index].trajectories[1].turns[0].response_ids[0] = processor.banned_ids[0]
+    return groups
+
+
+def train(folder: Path, poisoned: list[int], mode: str, steps: int) -> dict[str, Any]:
+    """Train in a run folder whose journal holds the groups, until the last step or an error."""
+    from relax_server.journal import open_journal
+    from relax_server.models.catalog import resolve_model
+    from relax_server.models.processor import Processor
+    from relax_server.roles.layout import RunLayout
+    from relax_server.roles.messages import Continue, StartPolicy, StepDone, Warn
+    from relax_server.roles.policy import PolicyRole
+
+    from relax_sdk.config import RolloutConfig, RunConfig, TrainingConfig
+    from relax_sdk.media import MediaStore
+
+    path = resolve_model(OMNI)
+    config = RunConfig(
+        "test-v0",
+        model=OMNI,
+        steps=steps,
+        mode=mode,  # type: ignore[arg-type]
+        max_staleness=0 if mode == "colocate" else 100,
+        rollout=RolloutConfig(groups_per_step=2, group_size=SIZE),
+        training=TrainingConfig(checkpoint_every=100),
+    )
+    layout = RunLayout(folder)
+    if not layout.journal.exists():
+        store = MediaStore(layout.media)
+        for item in ITEMS.values():
+            store.put(item)
+        journal = open_journal(layout.journal)
+        journal.commit_many(groups_of_run(Processor.load(path), 2 * steps + len(poisoned), poisoned), folder.name)
+        journal.close()
+    (folder / "weights").mkdir(exist_ok=True)
+    channel, inbox = Told(), queue.SimpleQueue()
+    if mode == "colocate":
+        for _ in range(steps + 1):
+            inbox.put(Continue())
+    role = PolicyRole(channel, inbox, StartPolicy(config, folder.name, folder, path, folder / "weights", None))  # type: ignore[arg-type]
+    role.begin()
+    error = ""
+    try:
+        role.train()
+    except TokenError as failed:
+        error = str(failed)
+    counts, failures = role.journal.counts(folder.name), role.journal.failures(folder.name)
+    role.bus.close()
+    role.journal.close()
+    return {
+        "steps": [m.step for m in channel.messages if isinstance(m, StepDone)],
+        "told": [m.text for m in channel.messages if isinstance(m, Warn)],
+        "counts": (counts.acked, counts.failed, counts.leased + counts.ready),
+        "failures": failures,
+        "error": error,
+    }
+
+
+def test_poisoned_groups_are_set_aside_and_all_others_trained_on(worker, tmp_path):
+    got = worker.run(train, tmp_path, [1, 4], "async", 3)
+    assert got["steps"] == [1, 2, 3]
+    assert got["counts"] == (6, 2, 0)
+    assert list(got["failures"]) == ["g1", "g4"]
+    assert all("never be sampled" in reason for reason in got["failures"].values())
+    assert len(got["told"]) == 2 and "group g1 cannot be trained on" in got["told"][0]
+
+
+def test_where_the_engines_wait_for_the_trainer_it_begins_again_without_the_group(worker, tmp_path):
+    first = worker.run(train, tmp_path, [1], "colocate", 1)
+    assert "never be sampled" in first["error"]
+    assert (first["steps"], first["counts"]) == ([], (0, 1, 2))
+    second = worker.run(train, tmp_path, [1], "colocate", 1)
+    assert not second["error"]
+    assert (second["steps"], second["counts"]) == ([1], (2, 1, 0))
+
+
+def attempts() -> dict[str, Any]:
+    import torch
+
+    policy = make_policy(OMNI)
+    groups = groups_of_run(policy.processor, 2, [1])
+    before, step = parameters(policy), policy.step
+    policy.attempt(groups[0], read, 0)
+    out: dict[str, Any] = {"errors": []}
+    for attempt in (lambda: policy.attempt(groups[1], read, 0), lambda: policy.train_step(groups, read, 0)):
+        try:
+            attempt()
+        except TokenError as error:
+            out["errors"].append(str(error))
+    hook = policy._loaded.model.gpt.output_layer.register_forward_hook(lambda m, a, got: (got[0] * torch.nan, got[1]))
+    try:
+        policy.attempt(groups[0], read, 0)
+    except TrainingError as error:
+        out["errors"].append(str(error))
+    finally:
+        hook.remove()
+    after = parameters(policy)
+    out["same"] = policy.step == step and all((before[k] == after[k]).all() for k in before)
+    fresh = make_policy(OMNI).train_step(groups[:1], read, 0)
+    out["next"] = policy.train_step(groups[:1], read, 0)["grad_norm"] == pytest.approx(fresh["grad_norm"], rel=1e-6)
+    return out
+
+
+def test_an_attempt_with_one_group_says_what_is_wrong_and_changes_nothing(worker):
+    got = worker.run(attempts)
+    assert ["never be sampled" in e for e in got["errors"]] == [True, True, False]
+    assert "not finite" in got["errors"][2]
+    assert got["same"] and got["next"]
