@@ -306,7 +306,7 @@ class Controller:
 
         Args:
             kind: of message.
-            seconds: to wait.
+            seconds: to wait; anew whenever an episode of the warm-up has ended.
             again: a role that is being started again. Its death is then told as such, and that of others is kept for later.
 
         Raises:
@@ -315,7 +315,7 @@ class Controller:
         """
         kept: list[Any] = []
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as limit:
                 while True:
                     message = await self.inbox.get()
                     if isinstance(message, kind):
@@ -326,7 +326,10 @@ class Controller:
                     elif isinstance(message, Died) or (isinstance(message, Failed) and (message.fatal or not again)):
                         self.raise_failure(message)
                     if isinstance(message, (Warn, RolloutReport)):
+                        played = self.stats.get("warmup")
                         await self.handle(message)
+                        if self.stats.get("warmup") != played:
+                            limit.reschedule(asyncio.get_running_loop().time() + seconds)
                     else:
                         kept.append(message)
         except TimeoutError:
