@@ -64,16 +64,16 @@ def train(
     mode: Annotated[Mode | None, typer.Option(help="async or colocate.")] = None,
     max_staleness: Annotated[int | None, typer.Option(help="0 is on-policy.")] = None,
     engine: Annotated[EngineKind | None, typer.Option(help="What generates: embedded, sglang or vllm.")] = None,
-    engine_flags: Annotated[str, typer.Option(help="More of SGLang's or vLLM's own, as one text: '--tp 2'.")] = "",
+    engine_flags: Annotated[str, typer.Option(help="More flags for SGLang or vLLM, as one text: '--tp 2'.")] = "",
     seed: Annotated[int, typer.Option()] = 0,
     engines: Annotated[int, typer.Option(help="Inference engines.")] = 1,
-    folder: Annotated[Path | None, typer.Option(help="Where the run is kept.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder in which the run is kept.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help=SETTING_HELP)] = None,
     runtime: Annotated[str, typer.Option(help="local: this machine; ray: a Ray cluster.")] = "local",
     bus: Annotated[BusName, typer.Option(help="How groups reach the trainer: local, or transfer_queue on Ray.")] = "local",
     server: Annotated[str | None, typer.Option(help="URL of a rollout service that carries the run out.")] = None,
-    key: Annotated[str | None, typer.Option(envvar="RELAX_KEY", help="For the service.", show_default=False)] = None,
+    key: Annotated[str | None, typer.Option(envvar="RELAX_KEY", help="A key of the service.", show_default=False)] = None,
     provide: Annotated[Provide | None, typer.Option(help="How the service gets the environment.")] = None,
 ) -> None:
     """Train a model on an environment."""
@@ -124,7 +124,7 @@ def evaluate(
     what: Annotated[str, typer.Argument(help="A run folder; with --engine-url, an environment.")],
     split: Annotated[str, typer.Option()] = "eval",
     limit: Annotated[int | None, typer.Option()] = None,
-    env: Annotated[str | None, typer.Option(help="Of the run, if it cannot be loaded from where it came from.")] = None,
+    env: Annotated[str | None, typer.Option(help="The environment, if the run cannot load it from where it came from.")] = None,
     engine_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible URL, usually ending in /v1.")] = None,
     engine_model: Annotated[str | None, typer.Option(help="The model's name there.")] = None,
     api_key_env: Annotated[str | None, typer.Option(help="The variable that holds the key for it.")] = None,
@@ -175,8 +175,10 @@ def _evaluate_endpoint(
 def doctor(
     folder: Annotated[Path | None, typer.Argument(help="A run folder; without it, this machine.")] = None,
     runtime: Annotated[str | None, typer.Option(help="ray: can the cluster carry out runs kept in FOLDER?")] = None,
-    engines: Annotated[int, typer.Option(help="Of the runs that the cluster is looked at for.")] = 1,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Of these runs, e.g. --set ray.address=HOST:PORT.")] = None,
+    engines: Annotated[int, typer.Option(help="Engines of the runs that the cluster is looked at for.")] = 1,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of these runs, e.g. --set ray.address=HOST:PORT.")
+    ] = None,
 ) -> None:
     """Say what held a run back, or whether this machine or a cluster can train."""
     from relax_sdk.doctor import examine_machine, examine_run
@@ -219,9 +221,9 @@ def list_() -> None:
 @envs_app.command()
 def host(
     env: Annotated[str, typer.Argument(help="A registered name, package.module:Class or file.py:Class.")],
-    server: Annotated[str, typer.Option(envvar="RELAX_URL", help="Of the rollout service.")] = URL,
+    server: Annotated[str, typer.Option(envvar="RELAX_URL", help="URL of the rollout service.")] = URL,
     key: Annotated[str | None, typer.Option(envvar="RELAX_KEY", show_default=False)] = None,
-    id: Annotated[str | None, typer.Option(help="Its name there.")] = None,
+    id: Annotated[str | None, typer.Option(help="The environment's name there.")] = None,
 ) -> None:
     """Let a rollout service step an environment of this machine, until Ctrl-C."""
     from relax_sdk.hosting import host as host_env
@@ -234,9 +236,11 @@ def host(
 @envs_app.command()
 def upload(
     env: Annotated[str, typer.Argument(help="A registered name, package.module:Class or file.py:Class.")],
-    server: Annotated[str, typer.Option(envvar="RELAX_URL", help="Of the rollout service.")] = URL,
-    key: Annotated[str | None, typer.Option(envvar="RELAX_KEY", help="With the right to upload.", show_default=False)] = None,
-    id: Annotated[str | None, typer.Option(help="Its name there.")] = None,
+    server: Annotated[str, typer.Option(envvar="RELAX_URL", help="URL of the rollout service.")] = URL,
+    key: Annotated[
+        str | None, typer.Option(envvar="RELAX_KEY", help="A key with the right to upload.", show_default=False)
+    ] = None,
+    id: Annotated[str | None, typer.Option(help="The environment's name there.")] = None,
 ) -> None:
     """Send an environment's code to a rollout service, where it runs in a worker process."""
     from relax_sdk.client import Client

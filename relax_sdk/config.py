@@ -63,7 +63,7 @@ def _check_types(owner: object) -> None:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How responses are sampled; names as in the SGLang API."""
+    """Settings of how responses are sampled; the names are those of the SGLang API."""
 
     max_new_tokens: int = 64
     temperature: float = 1.0
@@ -90,7 +90,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """How episodes are played."""
+    """Settings of how episodes are played."""
 
     groups_per_step: int = 16
     """Groups (tasks) in one training batch."""
@@ -325,7 +325,7 @@ class AutoscaleConfig:
 
 @dataclass(frozen=True)
 class RayConfig:
-    """Where `runtime="ray"` finds its cluster."""
+    """Settings of the cluster that `runtime="ray"` uses."""
 
     address: str | None = None
     """Such as `10.0.0.1:6379`. None: what `RAY_ADDRESS` says, else a cluster of the run's own on this machine."""

@@ -96,7 +96,7 @@ def _packages() -> list[Finding]:
 
 
 def examine_run(folder: Path) -> list[Finding]:
-    """What its metrics and timeline say about a run.
+    """Say what metrics and timeline show of a run.
 
     Args:
         folder: of the run.

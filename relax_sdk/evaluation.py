@@ -26,7 +26,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Played:
-    """How far an evaluation is."""
+    """Progress of an evaluation."""
 
     episodes: int
     of: int

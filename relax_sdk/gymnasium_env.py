@@ -70,6 +70,7 @@ class GymnasiumEnv(Env):
         self._invalid = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
+        """Begin an episode with the row's `seed`, and show the first observation after the prompt."""
         super().reset(seed=seed)
         task = (options or {}).get("task") or {}
         observation, info = self._inner.reset(seed=task.get("seed", seed), options=task.get("options"))
@@ -77,6 +78,7 @@ class GymnasiumEnv(Env):
         return [*([self.prompt + "\n"] if self.prompt else []), self._show(observation)], dict(info)
 
     def step(self, action: AssistantMessage) -> StepResult:
+        """Do what the action's text names; a text that names no action leaves the wrapped environment as it is."""
         number = self._number(action)
         if number is None:
             self._invalid += 1
@@ -88,9 +90,11 @@ class GymnasiumEnv(Env):
         return shown, float(reward), bool(terminated), bool(truncated), dict(info)
 
     def close(self) -> None:
+        """Close the wrapped environment."""
         self._inner.close()
 
     def format_example(self, rng: np.random.Generator) -> AssistantMessage:
+        """The name of an action drawn at random."""
         return AssistantMessage(content=(Text(self.actions[int(rng.integers(len(self.actions)))]),))
 
     def _number(self, action: AssistantMessage) -> int | None:

@@ -20,7 +20,7 @@ _importing: ContextVar[str | None] = ContextVar("importing", default=None)
 
 
 def import_object(path: str) -> Any:
-    """What `"package.module:name"` or `"file.py:name"` stands for.
+    """Import what `"package.module:name"` or `"file.py:name"` stands for.
 
     A module that is nowhere on `sys.path` is looked for in the current folder too, which then stays on the path, at its end.
 

@@ -130,7 +130,7 @@ class ControlToken:
 
 @dataclass(frozen=True)
 class AssistantMessage(Message):
-    """What the policy said: the action of every Relax environment.
+    """A message of the policy: the action of every Relax environment.
 
     `text` is what it wrote as text, `tool_calls` are the calls it wrote, and `control_tokens` is all else; the token that ends
     an answer belongs to none of them.

@@ -33,7 +33,7 @@ AgentLike = Callable[..., Any] | str | Sequence[str] | None
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an environment came from."""
+    """The place that an environment came from, and what played its episodes."""
 
     id: str
     """Its name in the run's settings."""

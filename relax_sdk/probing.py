@@ -18,7 +18,7 @@ Kind = Literal["image", "audio", "video"]
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """What a single media item may cost to hold and to decode."""
+    """Limits of what a single media item may cost to hold and to decode."""
 
     max_bytes: int = 64 * 2**20
     max_pixels: int = 4096 * 4096

@@ -25,7 +25,7 @@ CLOSE_SECONDS = 5.0
 
 
 class Display:
-    """Where a changing line is shown; this one shows only lines that stay.
+    """A place where a changing line is shown; this one shows only lines that stay.
 
     Args:
         line: makes the line.
@@ -49,7 +49,7 @@ class Display:
 
 
 class PlainDisplay(Display):
-    """For logs: a line every few seconds."""
+    """A display for logs: a line every few seconds."""
 
     def __init__(self, line: Callable[[], str]) -> None:
         super().__init__(line)
@@ -63,7 +63,7 @@ class PlainDisplay(Display):
 
 
 class TerminalDisplay(Display):
-    """For terminals: one line that is rewritten."""
+    """A display for terminals: one line that is rewritten."""
 
     stays = True
 
@@ -89,7 +89,7 @@ class TerminalDisplay(Display):
 
 
 class NotebookDisplay(Display):
-    """For notebooks: one output that is rewritten."""
+    """A display for notebooks: one output that is rewritten."""
 
     stays = True
 
@@ -154,12 +154,14 @@ class Progress:
         self._display = make_display(self.line, show)
 
     def stage(self, text: str) -> None:
+        """Show what is being done when it is not a step."""
         begins = text.partition(":")[0] != self.text.partition(":")[0]  # else only its counts have changed
         self.text = text
         with _seen_or_not():
             self._display.show(urgent=begins)
 
     def step(self, metrics: dict[str, Any]) -> None:
+        """Show a step, now and then a sample answer, and where nothing is learnt, that."""
         self.text = ""
         self.latest = metrics
         self.rewards.append(metrics.get("reward", 0.0))
@@ -174,6 +176,7 @@ class Progress:
             self.warn(f"step {metrics['step']}: {finding.what}. {finding.advice}")
 
     def warn(self, text: str) -> None:
+        """Show a line that stays."""
         with _seen_or_not():
             self._display.print(f"warning: {text}")
 
@@ -231,7 +234,7 @@ class Waiting:
         self._clock = threading.Thread(target=self._tick, name="waiting", daemon=True)
 
     def tell(self, text: str) -> None:
-        """How far it is; from any thread."""
+        """Show how far it is; may be called from any thread."""
         self.text = text
         with self._showing:
             self._display.show()
@@ -258,7 +261,7 @@ class Waiting:
 
 
 def time_split(metrics: dict[str, Any]) -> str:
-    """Where the trainer's step went, in per cent: waiting for groups, training, publishing weights."""
+    """Shares of the time of a trainer's step in per cent: waiting for groups, training, publishing weights."""
     total = max(metrics.get("seconds_step", 0.0), 1e-9)
     names = (("wait", "seconds_wait"), ("train", "seconds_train"), ("publish", "seconds_publish"))
     return " ".join(f"{name} {100 * metrics.get(key, 0.0) / total:.0f}%" for name, key in names) + f" of {total:.2f} s"

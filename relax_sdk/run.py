@@ -43,7 +43,7 @@ def read_config(folder: Path) -> RunConfig:
 
 
 class Run:
-    """What `fit()` returns; `Run.load(folder)` opens an older one."""
+    """A training run: its folder, metrics and trained model. `fit()` returns one, and `Run.load(folder)` opens an older one."""
 
     def __init__(
         self,

@@ -70,11 +70,17 @@ class Observer(Protocol):
 class ServedModel(Protocol):
     """A finished run's model behind an engine, to evaluate and to try by hand."""
 
-    def evaluate(self, split: str, limit: int, tell: Tell) -> Evaluation: ...
+    def evaluate(self, split: str, limit: int, tell: Tell) -> Evaluation:
+        """Play a split greedily; `limit` tasks at most."""
+        ...
 
-    def generate(self, messages: list[Message], sampling: SamplingParams) -> AssistantMessage: ...
+    def generate(self, messages: list[Message], sampling: SamplingParams) -> AssistantMessage:
+        """Answer a conversation."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stop the engine."""
+        ...
 
 
 class Runtime(Protocol):

@@ -11,7 +11,7 @@ from relax_sdk.messages import AssistantMessage, Message
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What the environment answered to an action."""
+    """The environment's answer to an action."""
 
     observation: list[Message] = field(default_factory=list)
     """New messages; empty when there are none."""

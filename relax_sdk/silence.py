@@ -29,7 +29,7 @@ Row = Mapping[str, Any]
 
 
 def missing(config: RunConfig, examples: bool | None) -> list[Finding]:
-    """What a run lacks, before its first step.
+    """Find what a run lacks before its first step.
 
     Args:
         config: its settings.
@@ -80,7 +80,7 @@ def _lacks(config: RunConfig, examples: bool | None) -> list[tuple[str, str]]:
 
 
 def silence(rows: Sequence[Row], config: RunConfig, examples: bool | None = None, least: int = WINDOW) -> Finding | None:
-    """What is to be said of the last steps of a run, if they taught nothing or all their episodes were cut.
+    """Judge the last steps of a run: did they teach nothing, or were all their episodes cut?
 
     Args:
         rows: metrics by step, oldest first, of the whole run.

@@ -16,7 +16,7 @@ from relax_sdk.tools import call_tools
 
 
 class SyncEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """What `gymnasium.make("relax/…")` puts around every environment.
+    """The wrapper that `gymnasium.make("relax/…")` puts around every environment.
 
     `async def` methods run to their end in an event loop of this wrapper's own (on its own thread, so that it also works in a
     notebook). An action with tool calls runs the tools, and their answers are the observation.
@@ -27,15 +27,18 @@ class SyncEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
+        """Begin an episode; as `Env.reset`, but never a coroutine."""
         return self._finish(self.env.reset(seed=seed, options=options))
 
     def step(self, action: AssistantMessage) -> StepResult:
+        """Act; as `Env.step`, but never a coroutine, and tool calls are carried out here."""
         if not action.tool_calls:
             return self._finish(self.env.step(action))
         answers, reward, terminated, truncated = self._finish(call_tools(self.unwrapped, action))
         return answers, reward, terminated, truncated, {}
 
     def close(self) -> None:
+        """Close the environment and end the event loop."""
         super().close()
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)

@@ -18,7 +18,7 @@ _MARK = "__relax_tool__"
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a tool may return when it does more than answer: it can pay a reward or end the episode."""
+    """A tool's answer that does more than answer: it can pay a reward or end the episode."""
 
     content: Any
     """A string, a part, a list of these, or None for an empty answer."""

@@ -16,7 +16,7 @@ from relax_sdk.media import MediaRef
 
 
 class Status(StrEnum):
-    """How an episode ended."""
+    """The way in which an episode ended."""
 
     COMPLETED = "completed"
     """The environment said it is over."""

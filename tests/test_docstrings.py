@@ -19,8 +19,10 @@ HEADLESS = re.compile(
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """Line and text of every docstring: of the module, of classes and functions, and of fields (a text after an assignment)."""
+    """Line and text of every docstring of modules, classes, functions and fields, and of what commands give as `help`."""
     for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.keyword) and node.arg == "help" and isinstance(node.value, ast.Constant):
+            yield node.value.lineno, str(node.value.value)
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
@@ -53,3 +55,8 @@ def test_the_check_sees_modules_methods_and_fields() -> None:
         '"""Of the run."""\nclass A:\n    x: int = 0\n    """Whose it is."""\n    def f(self):\n        """Often right."""\n'
     )
     assert headless(source) == [(1, "Of the run."), (4, "Whose it is.")]
+
+
+def test_the_check_sees_what_commands_give_as_help() -> None:
+    assert headless('option(help="Of the service.")') == [(1, "Of the service.")]
+    assert headless('option(help="URL of the service.")') == []

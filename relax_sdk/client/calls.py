@@ -42,7 +42,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Step:
-    """What the environment answered to an action."""
+    """The environment's answer to an action."""
 
     observation: list[dict[str, Any]]
     """New OpenAI messages."""
@@ -59,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Finished:
-    """How a session ended; its trajectory is durable."""
+    """The end of a session, whose trajectory is durable."""
 
     trajectory_id: str
     status: str
@@ -70,7 +70,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class RolloutState:
-    """Where a rollout is."""
+    """State and counts of a rollout."""
 
     id: str
     state: str
@@ -86,7 +86,7 @@ class RolloutState:
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a training run is."""
+    """State and step of a training run."""
 
     id: str
     state: str

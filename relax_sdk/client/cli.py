@@ -11,8 +11,8 @@ from relax_sdk.errors import ConfigError
 
 app = typer.Typer()
 
-Server = Annotated[str, typer.Option(envvar="RELAX_URL", help="Of the rollout service.")]
-Key = Annotated[str | None, typer.Option(envvar="RELAX_KEY", help="Where the service wants one.", show_default=False)]
+Server = Annotated[str, typer.Option(envvar="RELAX_URL", help="URL of the rollout service.")]
+Key = Annotated[str | None, typer.Option(envvar="RELAX_KEY", help="A key, if the service wants one.", show_default=False)]
 
 LISTS = {
     "sessions": ("id", "env", "state", "turns", "trajectory_id", "error"),
@@ -63,7 +63,7 @@ def runs(server: Server = URL, key: Key = None) -> None:
 
 @app.command()
 def episode(
-    id: Annotated[str, typer.Argument(help="Of a trajectory, or of a session that is finished.")],
+    id: Annotated[str, typer.Argument(help="Id of a trajectory, or of a session that is finished.")],
     server: Server = URL,
     key: Key = None,
 ) -> None:
@@ -93,7 +93,7 @@ def episode(
 
 @app.command()
 def follow(
-    id: Annotated[str, typer.Argument(help="Of a session (s_…), a rollout (r_…) or a run (t_…).")],
+    id: Annotated[str, typer.Argument(help="Id of a session (s_…), a rollout (r_…) or a run (t_…).")],
     server: Server = URL,
     key: Key = None,
 ) -> None:

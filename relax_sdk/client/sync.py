@@ -257,7 +257,7 @@ class Rollout:
         """As last heard of."""
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """What happens, until it is over: `group` for each that is durable, at last `finished`.
+        """Yield the rollout's events until it is over: `group` for each that is durable, at last `finished`.
 
         Args:
             after: only behind the event with this id.
@@ -301,7 +301,7 @@ class RemoteRun:
         """As last heard of."""
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """What happens, until it is over: `stage`, `step` with its metrics, `warning`, at last `finished`.
+        """Yield the run's events until it is over: `stage`, `step` with its metrics, `warning`, at last `finished`.
 
         Args:
             after: only behind the event with this id.
@@ -405,11 +405,11 @@ class RemoteSession(SessionFields):
         self._client._send(Call("DELETE", f"/v1/sessions/{self.id}"))
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """What happens in it, until it is over."""
+        """Yield the session's events until it is over."""
         return self._client._events(f"/v1/sessions/{self.id}/events", after)
 
     def trajectory(self) -> Trajectory:
-        """What was recorded, once it is finished."""
+        """The recorded trajectory, once the session is finished."""
         return self._client.trajectory(self.trajectory_id)
 
     def __enter__(self) -> Self:

@@ -17,7 +17,7 @@ keys_app = typer.Typer(no_args_is_help=True, help="Keys of the rollout service."
 app.add_typer(keys_app, name="keys")
 app.add_typer(engine_app, name="engine")
 
-Folder = Annotated[Path, typer.Option(help="Of the service: journal, media, logs.")]
+Folder = Annotated[Path, typer.Option(help="The service's folder: journal, media, logs.")]
 
 
 @app.command()
@@ -33,8 +33,8 @@ def serve(
         bool, typer.Option(help="The engines can read FOLDER/media: send them paths, not bytes with every call.")
     ] = False,
     journal: Annotated[str | None, typer.Option(help="Database URL; default: a file in the folder.")] = None,
-    threads: Annotated[int, typer.Option(help="Of the engine that is started.")] = 1,
-    drain_seconds: Annotated[float, typer.Option(help="For what is under way when it is told to end.")] = 10.0,
+    threads: Annotated[int, typer.Option(help="Threads of the engine that is started.")] = 1,
+    drain_seconds: Annotated[float, typer.Option(help="Seconds for what is under way when it is told to end.")] = 10.0,
     keep_events_days: Annotated[float, typer.Option(help="Events of what ended longer ago are pruned.")] = 30.0,
     log_format: Annotated[str, typer.Option(help="text, or json: one object a line.")] = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error; info has a line for each request.")] = (
@@ -65,7 +65,7 @@ def serve(
 @keys_app.command("add")
 def add_key(
     name: str,
-    rights: Annotated[str, typer.Option(help="Of run, upload and admin, with commas.")] = "run",
+    rights: Annotated[str, typer.Option(help="Rights, with commas: run, upload, admin.")] = "run",
     episodes: Annotated[int, typer.Option(help="At once.")] = 1024,
     tokens_per_minute: Annotated[int, typer.Option(help="Generated ones.")] = 10_000_000,
     days: Annotated[float | None, typer.Option(help="Until it expires; default: never.")] = None,

@@ -19,10 +19,10 @@ Model = Annotated[str, typer.Option(help="A built-in name or a Hugging Face fold
 Port = Annotated[int, typer.Option(help="0 picks a free one.")]
 MediaRoot = Annotated[Path | None, typer.Option(help="The only folder that media paths may point into; default: none may.")]
 DType = Annotated[str, typer.Option(help="float32 or bfloat16.")]
-Threads = Annotated[int, typer.Option(help="Of the model, on a CPU.")]
+Threads = Annotated[int, typer.Option(help="Threads of the model, on a CPU.")]
 Tokens = Annotated[int | None, typer.Option(help="Tokens that the KV cache holds.")]
 Routes = Annotated[bool, typer.Option(help="Record the experts of every token.")]
-Log = Annotated[Path, typer.Option(help="Where its output goes.")]
+Log = Annotated[Path, typer.Option(help="File that its output goes to.")]
 Restarts = Annotated[int, typer.Option(help="Ends in a row, each within ten minutes, after which it is given up.")]
 
 
@@ -32,7 +32,7 @@ def sglang(
     model: Model = "relax/tiny-omni",
     port: Port = 30000,
     python: Annotated[
-        Path | None, typer.Option("--python", "--venv", help="Of SGLang's environment: its interpreter or its folder.")
+        Path | None, typer.Option("--python", "--venv", help="SGLang's environment: its interpreter or its folder.")
     ] = None,
     media_root: MediaRoot = None,
     dtype: DType = "float32",
@@ -72,7 +72,7 @@ def vllm(
     model: Model = "relax/tiny-qwen3",
     port: Port = 8000,
     python: Annotated[
-        Path | None, typer.Option("--python", "--venv", help="Of vLLM's environment: its interpreter or its folder.")
+        Path | None, typer.Option("--python", "--venv", help="vLLM's environment: its interpreter or its folder.")
     ] = None,
     dtype: DType = "float32",
     threads: Threads = 1,

@@ -41,9 +41,11 @@ def list_(folder: Folder) -> None:
 
 def add(
     folder: Folder,
-    id: Annotated[str | None, typer.Option(help="Its name; one of that name that is there already stays as it is.")] = None,
-    url: Annotated[str | None, typer.Option(help="Of an engine that runs already; without it, one is started.")] = None,
-    kind: Annotated[str | None, typer.Option(help="Of the one at --url, if another than the run's own.")] = None,
+    id: Annotated[
+        str | None, typer.Option(help="The engine's name; one of that name that is there already stays as it is.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="URL of an engine that runs already; without it, one is started.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Kind of the engine at --url, if another than the run's own.")] = None,
 ) -> None:
     """Add an engine to a run; it is used once it has the current weights."""
     with RunControl(folder) as control:
@@ -58,8 +60,10 @@ def add(
 
 def remove(
     folder: Folder,
-    id: Annotated[str, typer.Argument(help="Its name.", show_default=False)],
-    drain_seconds: Annotated[float, typer.Option(help="For its calls in flight; the rest begins again elsewhere.")] = 60.0,
+    id: Annotated[str, typer.Argument(help="The engine's name.", show_default=False)],
+    drain_seconds: Annotated[
+        float, typer.Option(help="Seconds for its calls in flight; the rest begins again elsewhere.")
+    ] = 60.0,
 ) -> None:
     """Remove an engine from a run, once its calls in flight are done."""
     with RunControl(folder) as control:
