@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +113,18 @@ class Run:
         from relax_sdk.plot import plot_rewards
 
         return plot_rewards(self.metrics, title=f"{self.config.env} · {self.config.mode}", path=path)
+
+    def try_plot(self, warn: Callable[[str], None]) -> None:
+        """Save the figure in the folder, if there is anything to show; a figure that cannot be written fails no run.
+
+        Args:
+            warn: told why it could not.
+        """
+        try:
+            if self.metrics:
+                self.plot(self.folder / PLOT)
+        except OSError as error:
+            warn(f"{self.folder / PLOT} could not be written ({error.strerror or error})")
 
     # -------------------------------------------------------------------------------------------------------- model
 

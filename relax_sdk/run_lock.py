@@ -80,7 +80,7 @@ class RunLock:
         self.folder, self.holder = folder, holder
         self.enforced = False
         """Whether the file system has locks; known once it is held."""
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
 
     def acquire(self) -> None:
         """Take the run.
@@ -90,7 +90,7 @@ class RunLock:
         """
         path = self.folder / LOCK
         try:
-            file = path.open("a+")
+            file = path.open("a+b", buffering=0)
         except OSError as error:
             raise cannot_write(self.folder, error) from error
         try:
@@ -100,8 +100,7 @@ class RunLock:
                 return
             file.seek(0)
             file.truncate()
-            file.write(json.dumps(asdict(self.holder)))
-            file.flush()
+            file.write(json.dumps(asdict(self.holder)).encode())
         except BlockingIOError:
             other = _read(file)
             file.close()
@@ -162,7 +161,7 @@ def cannot_write(folder: Path, error: OSError) -> ConfigError:
     return ConfigError(f"the run folder {folder} cannot be written ({error.strerror}); choose another with folder=…")
 
 
-def _lock(file: IO[str]) -> bool:
+def _lock(file: IO[bytes]) -> bool:
     """Lock a file; False where the file system has no locks.
 
     Raises:
@@ -179,7 +178,7 @@ def _lock(file: IO[str]) -> bool:
     return True
 
 
-def _read(file: IO[str]) -> Holder | None:
+def _read(file: IO[bytes]) -> Holder | None:
     """Who is named in a lock file; None where nobody is, or not yet."""
     try:
         file.seek(0)

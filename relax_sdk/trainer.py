@@ -36,7 +36,7 @@ from relax_sdk.loading import refuse_while_importing
 from relax_sdk.origin import keep_origin, load_origin
 from relax_sdk.progress import Progress
 from relax_sdk.registry import EnvSpec, get_spec
-from relax_sdk.run import CONFIG, PLOT, Run, read_config
+from relax_sdk.run import CONFIG, Run, read_config
 from relax_sdk.run_lock import Holder, RunLock, cannot_write
 from relax_sdk.runtime import Job, Provide, Runtime, find_runtime
 from relax_sdk.tracebacks import short_traceback
@@ -193,8 +193,7 @@ class Trainer:
                 try:
                     runtime.fit(job, observer)
                 finally:
-                    if run.metrics:
-                        run.plot(folder / PLOT)
+                    run.try_plot(observer.warn)
         return run
 
     @classmethod

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -256,6 +257,20 @@ def test_a_process_that_hangs_is_replaced(tmp_path, monkeypatch):
     watch, run = fit_watched(trainer(tmp_path / "run"), 12, in_turn)
     assert not in_turn.left
     went_on(watch, run, 12, replaced=3)
+
+
+def test_shared_memory_that_vanishes_is_made_again(tmp_path):
+    """Such as by a clean-up of /dev/shm, with the weights that engines are to load."""
+
+    def clean_up(step: int) -> None:
+        if step == 3 and not gone:
+            gone.extend(Path("/dev/shm").glob(f"relax-{os.getpid()}-*"))
+            shutil.rmtree(gone[0], ignore_errors=True)
+
+    gone: list[Path] = []
+    watch, run = fit_watched(trainer(tmp_path / "run"), 6, clean_up)
+    assert len(gone) == 1
+    went_on(watch, run, 6)
 
 
 def test_an_engine_lost_too_often_ends_the_run(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 from relax_sdk.errors import CheckpointError, ConfigError, RegistryError, RunError
 from relax_server.roles import shared_memory
 from relax_server.roles.channel import Channel, Outlet
+from relax_server.roles.full_disk import full_disk
 from relax_server.roles.messages import Failed
 
 FATAL = (ConfigError, RegistryError, CheckpointError, RunError)
@@ -44,7 +46,8 @@ def main() -> None:
     except OSError:
         parent_gone()
     else:
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
         os._exit(0 if well else 1)  # threads of abandoned environments must not keep the process alive
 
 
@@ -82,8 +85,11 @@ def run_role(role: str, channel: Outlet, inbox: queue.SimpleQueue[Any], first: A
         else:
             raise ConfigError(f"unknown role {role!r}")
     except Exception as error:
-        traceback.print_exc()
-        channel.send(Failed(f"{type(error).__name__}: {error}", isinstance(error, FATAL)))
+        with contextlib.suppress(OSError):  # the disk of the log may be full, which is what is to be told
+            traceback.print_exc()
+        places = [getattr(first, name, None) for name in ("folder", "weights", "features")]
+        full = full_disk(error, tuple(place for place in places if isinstance(place, Path)))
+        channel.send(Failed(full or f"{type(error).__name__}: {error}", full is not None or isinstance(error, FATAL)))
         return False
     return True
 

@@ -85,7 +85,7 @@ class Controller:
         self.layout = RunLayout(job.folder)
         self.run_name = job.folder.name
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
-        self.model_path, self.weights_root = model_path, exchange.root
+        self.model_path, self.exchange, self.weights_root = model_path, exchange, exchange.root
         self.restarts = restarts = Restarts(job.how_to_resume)
         told = self.inbox.put_nowait
         self.roles = MainRoles(job, host, restarts, self.model_path, exchange, self.hear_policy, told, observer.warn)
@@ -249,7 +249,8 @@ class Controller:
             self.rollout.stop(seconds), trainer, self.engines.stop(), self.fields.stop(seconds), return_exceptions=True
         )
         shared_memory.remove(self.weights_root)
-        self.figures.close()
+        with contextlib.suppress(OSError):
+            self.figures.close()
         await self.claim.end()
         self.journal.close()
         self.timeline.close()
@@ -291,6 +292,9 @@ class Controller:
     def look_for_hangs(self) -> None:
         """Kill the roles that were not heard of for too long."""
         now = self.looked_at = time.monotonic()
+        if self.stopping.trains and self.exchange.renew():
+            self.observer.warn(f"{self.weights_root} has vanished, with the weights in it; the trainer puts them out again")
+            self.policy.kill()
         self.roles.look_for_hangs(now)
         self.fields.look_for_hangs(now)
 
@@ -480,6 +484,7 @@ class Controller:
     async def restart_policy(self) -> None:
         """Start the trainer again at its last checkpoint."""
         self.awaits_devices = self.stopping.trains = False
+        self.exchange.renew()
         await self.fields.leave()
         await self.roles.start_policy((self.layout.checkpoints() or [None])[-1])
         ready = await self.expect(PolicyReady, again="policy")

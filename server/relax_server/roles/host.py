@@ -77,6 +77,17 @@ class Exchange:
     features: Path | None
     """For media features; None: each process makes its own."""
 
+    def renew(self) -> bool:
+        """Make it again where it has vanished, such as by a clean-up of shared memory; whether it had.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        gone = not self.root.exists()
+        for folder in filter(None, (self.root, self.features)):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        return gone
+
 
 class Host(Protocol):
     """Starts the roles of one run."""

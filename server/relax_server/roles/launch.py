@@ -10,6 +10,7 @@ from relax_server.journal import open_journal
 from relax_server.models.catalog import resolve_model
 from relax_server.roles.claim import Claim
 from relax_server.roles.controller import Controller
+from relax_server.roles.full_disk import full_disk
 from relax_server.roles.host import Host, LocalHost
 from relax_server.roles.layout import RunLayout
 
@@ -71,7 +72,13 @@ class Launch:
             raise RunError(f"stopped while it was starting; go on with: {self._job.how_to_resume}") from None
         for at_once in self._requests:
             self._controller.request_stop(at_once)
-        await self._controller.run()
+        try:
+            await self._controller.run()
+        except OSError as error:
+            full = full_disk(error, (self._job.folder, self._controller.weights_root))
+            if full is None:
+                raise
+            raise RunError(f"{full}: {self._job.how_to_resume}") from error
 
     def request_stop(self, at_once: bool = False) -> None:
         """End with what can be kept; a second time at once."""

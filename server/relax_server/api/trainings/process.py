@@ -20,7 +20,7 @@ import msgspec
 from relax_sdk.config import SamplingParams, run_config_from_dict
 from relax_sdk.errors import RelaxError
 from relax_sdk.messages import Message
-from relax_sdk.run import CONFIG, PLOT, Run
+from relax_sdk.run import CONFIG, Run
 from relax_sdk.run_lock import RunLock, cannot_write
 from relax_sdk.runtime import Job, find_runtime, silent
 from relax_server.api.trainings.wire import Request, Start, Told, spec_of
@@ -108,8 +108,7 @@ def _train(job: Job, observer: LineObserver) -> None:
         try:
             find_runtime("local").fit(job, observer)
         finally:
-            if run.metrics:
-                run.plot(job.folder / PLOT)
+            run.try_plot(observer.warn)
     observer.tell(Told(kind="done"))
 
 
