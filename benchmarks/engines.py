@@ -21,6 +21,7 @@ from typing import Any
 
 import aiohttp
 from relax_server.engines.process import EngineProcess
+from relax_server.engines.settings import EngineSettings
 from relax_server.engines.sglang.process import SglangProcess
 from relax_server.models.catalog import SMOLLM2, resolve_model
 from relax_server.models.processor import Processor
@@ -60,7 +61,7 @@ async def compare(model: str, sglang: Path | None, times: int, folder: Path) -> 
     """All engines with one model, taking turns."""
     path = resolve_model(model)
     processor = Processor.load(path)
-    ours = EngineProcess(path, folder / "embedded.log", dtype=DTYPES.get(model, "float32"))
+    ours = EngineProcess(path, folder / "embedded.log", EngineSettings(dtype=DTYPES.get(model, "float32")))
     print(f"{model}: starting the engines …", flush=True)
     await ours.start()
     urls, other = {"embedded": ours.url}, None
@@ -69,10 +70,15 @@ async def compare(model: str, sglang: Path | None, times: int, folder: Path) -> 
             other = SglangProcess(
                 path,
                 folder / "sglang.log",
-                python=sglang,
-                dtype=DTYPES.get(model, "float32"),
-                max_running=max(CONCURRENT),
-                flags=["--context-length", "2048"],
+                EngineSettings(
+                    python=sglang,
+                    dtype=DTYPES.get(model, "float32"),
+                    max_running=max(CONCURRENT),
+                    flags=(
+                        "--context-length",
+                        "2048",
+                    ),
+                ),
             )
             await other.start(LIMIT)
             urls["SGLang 0.5.23"] = other.url

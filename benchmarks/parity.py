@@ -19,6 +19,7 @@ import numpy as np
 from relax_server.engines.base import GenerateRequest, MediaItem
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess
+from relax_server.engines.settings import EngineSettings
 from relax_server.models.catalog import resolve_model
 from relax_server.models.hf_inputs import hf_inputs
 from relax_server.models.processor import Processor
@@ -125,7 +126,7 @@ def warpers(sampling: relax.SamplingParams) -> list[Any]:
 
 async def sample_all(folder: Path, store: MediaStore, args: argparse.Namespace) -> dict[tuple[str, int], list[Trajectory]]:
     processor = Processor.load(folder)
-    process = EngineProcess(folder, store.root.parent / "engine.log", media_root=store.root)
+    process = EngineProcess(folder, store.root.parent / "engine.log", EngineSettings(media_root=store.root))
     await process.start()
     engine = HttpEngine(process.url, store.root)
     try:

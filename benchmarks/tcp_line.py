@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from relax_server.engines.process import EngineProcess
+from relax_server.engines.settings import EngineSettings
 from relax_server.models.catalog import resolve_model
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ class FarEngine:
         self._thread.join(LIMIT)
 
     async def _start(self, model: str, media_root: Path, log: Path) -> Line:
-        process = EngineProcess(resolve_model(model), log, media_root=media_root)
+        process = EngineProcess(resolve_model(model), log, EngineSettings(media_root=media_root))
         self._ends.push_async_callback(process.stop)
         await process.start(LIMIT)
         return await self._ends.enter_async_context(line_to(process.url))

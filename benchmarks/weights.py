@@ -27,6 +27,7 @@ from typing import Any
 from relax_server.engines.base import GenerateRequest
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.kinds import connect, process_of
+from relax_server.engines.settings import EngineSettings
 from relax_server.models.catalog import SMOLLM2, resolve_model
 from relax_server.models.tokenizer import byte_tokenizer
 
@@ -116,7 +117,7 @@ async def measure(engine: HttpEngine, weights: Path, version: int) -> dict[str, 
 
 async def updates(kind: EngineKind, name: str, model: Path, weights: Path, times: int, **settings: Any) -> dict[str, float]:
     """One engine with one model, medians."""
-    process = process_of(kind, model, weights / f"{kind}.log", dtype=MODELS[name], **settings)
+    process = process_of(kind, model, weights / f"{kind}.log", EngineSettings(dtype=MODELS[name], **settings))
     print(f"{name}: starting {kind} …", flush=True)
     await process.start(LIMIT)
     engine = connect(kind, process.url, model, model)

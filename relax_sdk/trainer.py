@@ -192,8 +192,12 @@ class Trainer:
                     observer.warn(f"the file system of {folder} has no locks; the claim in the journal alone keeps others away")
                 try:
                     runtime.fit(job, observer)
-                finally:
+                except KeyboardInterrupt:
+                    raise  # whoever stops a run is not to wait for a figure, which takes seconds
+                except BaseException:
                     run.try_plot(observer.warn)
+                    raise
+                run.try_plot(observer.warn)
         return run
 
     @classmethod

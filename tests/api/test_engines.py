@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from relax_server.engines.process import EngineProcess
+from relax_server.engines.settings import EngineSettings
 from relax_server.models.catalog import resolve_model
 from service_process import Service, start
 
@@ -55,7 +56,7 @@ def refusal(answer: Any) -> tuple[int, str]:
 
 async def test_an_engine_joins_the_service_and_leaves_it(station: Service, tmp_path: Path) -> None:
     path = resolve_model("relax/tiny-omni")
-    engine, other = EngineProcess(path, tmp_path / "a"), EngineProcess(path, tmp_path / "b", weight_version=5)
+    engine, other = EngineProcess(path, tmp_path / "a"), EngineProcess(path, tmp_path / "b", EngineSettings(weight_version=5))
     await asyncio.gather(engine.start(), other.start())
 
     def play() -> None:

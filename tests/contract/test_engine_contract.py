@@ -15,6 +15,7 @@ from engine_reference import Reference
 from relax_server.engines.base import GenerateRequest, Generation, MediaItem
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess
+from relax_server.engines.settings import EngineSettings
 from relax_server.engines.sglang.client import SglangEngine
 from relax_server.engines.sglang.environment import find_python
 from relax_server.engines.sglang.process import SglangProcess
@@ -82,9 +83,7 @@ async def start_embedded(folder: Path, media_root: Path) -> tuple[HttpEngine, Ca
     process = EngineProcess(
         resolve_model("relax/tiny-omni"),
         folder / "engine.log",
-        media_root=media_root,
-        max_total_tokens=16_384,
-        return_routed_experts=True,
+        EngineSettings(media_root=media_root, max_total_tokens=16_384, return_routed_experts=True),
     )
     await process.start(timeout=120)
     return HttpEngine(process.url), process.stop
@@ -97,7 +96,7 @@ async def start_sglang(folder: Path, media_root: Path) -> tuple[HttpEngine, Call
         pytest.skip(str(error))
     model = resolve_model("relax/tiny-omni")
     process = SglangProcess(
-        model, folder / "sglang.log", media_root=media_root, max_total_tokens=16_384, return_routed_experts=True
+        model, folder / "sglang.log", EngineSettings(media_root=media_root, max_total_tokens=16_384, return_routed_experts=True)
     )
     await process.start(timeout=500)
     return SglangEngine(process.url, routed_shape=routed_shape(model)), process.stop
@@ -108,7 +107,7 @@ async def start_vllm(folder: Path, media_root: Path) -> tuple[HttpEngine, Callab
         VENV.find()
     except ConfigError as error:
         pytest.skip(str(error))
-    process = VllmProcess(resolve_model("relax/tiny-qwen3"), folder / "vllm.log", max_total_tokens=16_384)
+    process = VllmProcess(resolve_model("relax/tiny-qwen3"), folder / "vllm.log", EngineSettings(max_total_tokens=16_384))
     await process.start(timeout=500)
     return VllmEngine(process.url), process.stop
 

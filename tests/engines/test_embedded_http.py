@@ -13,6 +13,7 @@ import pytest_asyncio
 import torch
 from engine_reference import Reference
 from relax_server.engines.process import EngineProcess
+from relax_server.engines.settings import EngineSettings
 from relax_server.models.catalog import resolve_model
 from safetensors.torch import load_file, save_file
 
@@ -54,7 +55,7 @@ async def client(tmp_path_factory) -> AsyncIterator[Client]:
     folder = tmp_path_factory.mktemp("http")
     (folder / "media").mkdir()
     process = EngineProcess(
-        resolve_model("relax/tiny-omni"), folder / "log", media_root=folder / "media", max_total_tokens=8192
+        resolve_model("relax/tiny-omni"), folder / "log", EngineSettings(media_root=folder / "media", max_total_tokens=8192)
     )
     await process.start()
     it = Client(process.url, folder / "media")

@@ -14,12 +14,13 @@ import pytest
 from relax_server.engines.embedded.__main__ import _listen
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess
+from relax_server.engines.settings import EngineSettings
 
 from relax_sdk.errors import EngineError, EngineUnavailable
 
 
 async def test_start_answer_die_start_again_stop(tmp_path):
-    process = EngineProcess("relax/tiny-llama", tmp_path / "log", weight_version=5)
+    process = EngineProcess("relax/tiny-llama", tmp_path / "log", EngineSettings(weight_version=5))
     with pytest.raises(EngineError, match="not started"):
         _ = process.url
     assert not process.alive()
@@ -48,7 +49,7 @@ async def test_a_taken_port_and_an_unknown_model_are_named(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        process = EngineProcess("relax/tiny-llama", tmp_path / "port.log", port=port)
+        process = EngineProcess("relax/tiny-llama", tmp_path / "port.log", EngineSettings(port=port))
         with pytest.raises(EngineUnavailable, match=rf"(?s)exit code 3.*port {port}"):
             await process.start()
     with pytest.raises(EngineUnavailable, match=r"(?s)exit code 2.*no-such-model"):

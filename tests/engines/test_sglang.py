@@ -13,6 +13,7 @@ import pytest
 import torch
 from engine_reference import Reference
 from relax_server.engines.base import GenerateRequest
+from relax_server.engines.settings import EngineSettings
 from relax_server.engines.sglang import environment
 from relax_server.engines.sglang.broadcast import WeightGroup
 from relax_server.engines.sglang.client import SglangEngine
@@ -76,7 +77,9 @@ def test_shapes_are_read_and_damage_is_named(tmp_path):
 async def test_a_text_model_is_served_and_updated_and_a_lost_server_is_noticed(installed, tmp_path):
     stages: list[str] = []
     model = resolve_model("relax/tiny-llama")
-    process = SglangProcess(model, tmp_path / "log", max_total_tokens=8192, weight_version=3, progress=stages.append)
+    process = SglangProcess(
+        model, tmp_path / "log", EngineSettings(max_total_tokens=8192, weight_version=3), progress=stages.append
+    )
     with pytest.raises(EngineError, match="not started"):
         _ = process.url
     await process.start(START_SECONDS)
@@ -129,7 +132,7 @@ async def test_a_text_model_is_served_and_updated_and_a_lost_server_is_noticed(i
 
 @pytest.mark.timeout(600)
 async def test_a_start_that_fails_shows_the_log_and_leaves_nothing(installed, tmp_path):
-    process = SglangProcess("relax/tiny-llama", tmp_path / "log", flags=["--no-such-flag"])
+    process = SglangProcess("relax/tiny-llama", tmp_path / "log", EngineSettings(flags=("--no-such-flag",)))
     with pytest.raises(EngineUnavailable, match=r"(?s)exit code 2.*no-such-flag"):
         await process.start(START_SECONDS)
     assert not process.alive()

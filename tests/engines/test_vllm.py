@@ -15,6 +15,7 @@ import pytest
 from engine_reference import Reference
 from relax_server.engines.base import GenerateRequest, Generation, MediaItem
 from relax_server.engines.kept import take_port
+from relax_server.engines.settings import EngineSettings
 from relax_server.engines.vllm.client import Ask, Leg, VllmEngine
 from relax_server.engines.vllm.environment import VENV, look
 from relax_server.engines.vllm.inside.relax_gate import RID, VERSION, Gate
@@ -65,7 +66,7 @@ async def test_an_environment_without_vllm_is_refused():
 )
 async def test_what_it_cannot_serve_is_refused_before_it_starts(tmp_path, model, settings, says):
     with pytest.raises(ConfigError, match=says):
-        await VllmProcess(model, tmp_path / "log", **settings).start(START_SECONDS)
+        await VllmProcess(model, tmp_path / "log", EngineSettings(**settings)).start(START_SECONDS)
 
 
 async def test_what_it_cannot_answer_is_refused_before_it_is_sent():
@@ -157,7 +158,9 @@ async def test_an_abort_ends_one_request_before_and_behind_the_gate():
 async def test_a_model_is_served_and_updated_often_and_a_lost_server_is_noticed(installed, tmp_path):
     stages: list[str] = []
     references = [Reference(resolve_model(MODEL, seed)) for seed in (0, 1)]
-    process = VllmProcess(MODEL, tmp_path / "log", max_total_tokens=8192, weight_version=2, progress=stages.append)
+    process = VllmProcess(
+        MODEL, tmp_path / "log", EngineSettings(max_total_tokens=8192, weight_version=2), progress=stages.append
+    )
     await process.start(START_SECONDS)
     engine = VllmEngine(process.url)
     try:
@@ -202,7 +205,7 @@ async def test_a_model_is_served_and_updated_often_and_a_lost_server_is_noticed(
 
 @pytest.mark.timeout(600)
 async def test_a_start_that_fails_shows_the_log_and_leaves_nothing(installed, tmp_path):
-    process = VllmProcess(MODEL, tmp_path / "log", flags=["--no-such-flag"])
+    process = VllmProcess(MODEL, tmp_path / "log", EngineSettings(flags=("--no-such-flag",)))
     with pytest.raises(EngineUnavailable, match=r"(?s)exit code 2.*no-such-flag"):
         await process.start(START_SECONDS)
     assert not process.alive()

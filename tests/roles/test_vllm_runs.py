@@ -98,7 +98,7 @@ def test_a_lost_server_is_replaced_and_holds_the_weights_of_now(tmp_path: Path):
     killing.join(5)
     assert [row["step"] for row in run.metrics] == list(range(1, 9))
     assert max(row["logprob_gap_max"] for row in run.metrics) <= SAME_WEIGHTS
-    assert (folder / "logs" / "vllm.log").read_text().count("Starting to load model") == 2
+    assert (folder / "logs" / "engine-e1.log").read_text().count("Starting to load model") == 2
     assert not servers()
 
 

@@ -10,6 +10,7 @@ import pytest
 from relax_server.engines.base import GenerateRequest
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess
+from relax_server.engines.settings import EngineSettings
 from relax_server.models.catalog import resolve_model
 from relax_server.models.processor import Processor
 from training_data import make_policy, make_trajectory, make_turn, read
@@ -63,7 +64,7 @@ async def test_replay_mends_a_tie_that_is_broken_differently(worker, tmp_path):
     processor = Processor.load(resolve_model("relax/tiny-omni"))
     ids = processor.render(as_messages("which tone?")).ids
     engines, trainers = tied(tmp_path, ids)
-    process = EngineProcess(engines, tmp_path / "engine.log", return_routed_experts=True)
+    process = EngineProcess(engines, tmp_path / "engine.log", EngineSettings(return_routed_experts=True))
     await process.start()
     client = HttpEngine(process.url)
     try:

@@ -22,6 +22,7 @@ from relax_server.engines.coalesce import CoalescingEngine
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.kinds import connect_running
 from relax_server.engines.process import EngineProcess
+from relax_server.engines.settings import EngineSettings
 from relax_server.garbage import settle
 from relax_server.models.catalog import resolve_model
 from relax_server.models.processor import Processor
@@ -59,7 +60,9 @@ async def _serve(config: ServiceConfig) -> None:
     process: EngineProcess | None = None
     if not config.engines:
         say("starting an engine")
-        process = EngineProcess(path, folder / "logs" / "engine.log", media_root=folder / "media", threads=config.threads)
+        process = EngineProcess(
+            path, folder / "logs" / "engine.log", EngineSettings(media_root=folder / "media", threads=config.threads)
+        )
         await process.start()
     urls = config.engines if process is None else (process.url,)
     inline = process is None and not config.media_paths

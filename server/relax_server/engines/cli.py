@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from relax_server.engines.run_cli import add_commands
+from relax_server.engines.settings import EngineSettings
 
 if TYPE_CHECKING:
     from relax_server.engines.process import ServerProcess
@@ -53,14 +54,16 @@ def sglang(
     process = SglangProcess(
         model,
         log,
-        python=python,
-        media_root=media_root,
-        dtype=dtype,
-        threads=threads,
-        port=port,
-        max_total_tokens=max_total_tokens,
-        return_routed_experts=routed_experts,
-        flags=context.args,
+        EngineSettings(
+            python=python,
+            media_root=media_root,
+            dtype=dtype,
+            threads=threads,
+            port=port,
+            max_total_tokens=max_total_tokens,
+            return_routed_experts=routed_experts,
+            flags=tuple(context.args),
+        ),
         progress=lambda what: typer.echo(f"sglang: {what}"),
     )
     _keep(process, f"sglang: {model}", 600.0, restarts)
@@ -91,12 +94,9 @@ def vllm(
     process = VllmProcess(
         model,
         log,
-        python=python,
-        dtype=dtype,
-        threads=threads,
-        port=port,
-        max_total_tokens=max_total_tokens,
-        flags=context.args,
+        EngineSettings(
+            python=python, dtype=dtype, threads=threads, port=port, max_total_tokens=max_total_tokens, flags=tuple(context.args)
+        ),
         progress=lambda what: typer.echo(f"vllm: {what}"),
     )
     _keep(process, f"vllm: {model}", 600.0, restarts)
@@ -120,12 +120,14 @@ def embedded(
     process = EngineProcess(
         model,
         log,
-        media_root=media_root,
-        dtype=dtype,
-        threads=threads,
-        port=port,
-        max_total_tokens=max_total_tokens,
-        return_routed_experts=routed_experts,
+        EngineSettings(
+            media_root=media_root,
+            dtype=dtype,
+            threads=threads,
+            port=port,
+            max_total_tokens=max_total_tokens,
+            return_routed_experts=routed_experts,
+        ),
     )
     _keep(process, f"embedded: {model}", 180.0, restarts)
 

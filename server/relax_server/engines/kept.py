@@ -8,7 +8,7 @@ import random
 import re
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,25 +17,19 @@ from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import ServerProcess
 
 KEEPER = Path(__file__).with_name("keeper.py")
+MAX_RUNNING = 256
+"""Sequences in one batch."""
+
 POLL_SECONDS = 0.25
 PORTS = range(20_000, 32_000)
 
 
 class KeptProcess(ServerProcess):
-    """A server that an interpreter of another environment runs; it and all that it starts end when this process does.
-
-    Args:
-        log_path: where its output goes (appended).
-        progress: told what it is doing while it starts.
-    """
+    """A server that an interpreter of another environment runs; it and all that it starts end when this process does."""
 
     name: ClassVar[str]
     stages: ClassVar[Mapping[str, str]]
     """Lines of its log that say how far it is."""
-
-    def __init__(self, log_path: str | Path, progress: Callable[[str], None]) -> None:
-        super().__init__(log_path)
-        self._progress = progress
 
     async def _serve(self, command: Sequence[str], env: Mapping[str, str], url: str, timeout: float) -> None:
         """Start it and wait until it answers.

@@ -4,35 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from relax_sdk.config import EngineKind
 from relax_sdk.errors import EngineError
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess, ServerProcess
+from relax_server.engines.settings import EngineSettings
 from relax_server.engines.sglang.client import SglangEngine
 from relax_server.engines.sglang.process import SglangProcess
 from relax_server.engines.vllm.client import VllmEngine
 from relax_server.engines.vllm.process import VllmProcess
 from relax_server.models.layout import routed_shape
 
-PROCESSES: dict[EngineKind, Callable[..., ServerProcess]] = {
+PROCESSES: dict[EngineKind, type[ServerProcess]] = {
     "embedded": EngineProcess,
     "sglang": SglangProcess,
     "vllm": VllmProcess,
 }
 
 
-def process_of(kind: EngineKind, model_path: Path, log_path: Path, **settings: Any) -> ServerProcess:
+def process_of(
+    kind: EngineKind,
+    model_path: Path,
+    log_path: Path,
+    settings: EngineSettings,
+    progress: Callable[[str], None] = lambda what: None,
+) -> ServerProcess:
     """The process of an engine, not started yet.
 
     Args:
         kind: what is to run there.
         model_path: of the model to serve.
         log_path: where its output goes.
-        **settings: those of its process.
+        settings: how it is started.
+        progress: told what it is doing while it starts.
     """
-    return PROCESSES[kind](model_path, log_path, **settings)
+    return PROCESSES[kind](model_path, log_path, settings, progress)
 
 
 def connect(kind: EngineKind, url: str, media_root: Path, model_path: Path, inline_media: bool = False) -> HttpEngine:

@@ -5,24 +5,39 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from relax_sdk.errors import EngineError, EngineUnavailable
+from relax_server.engines.settings import EngineSettings
+from relax_server.log_tail import log_tail
 
-TAIL = 4000
-"""Characters of the log shown when a start fails."""
+MAX_RUNNING = 512
+"""Sequences in one batch of the embedded engine."""
+
+TAIL = 40
+"""Lines of the log shown when a start fails."""
 
 
 class ServerProcess:
     """A server that answers under one URL; it ends when this process does.
 
     Args:
+        model_path: a model folder or a built-in name.
         log_path: where its output goes (appended).
+        settings: how it is started.
+        progress: told what it is doing while it starts, if that takes long.
     """
 
-    def __init__(self, log_path: str | Path) -> None:
+    def __init__(
+        self,
+        model_path: str | Path,
+        log_path: str | Path,
+        settings: EngineSettings | None = None,
+        progress: Callable[[str], None] = lambda what: None,
+    ) -> None:
         self.log_path = Path(log_path)
+        self._model, self._settings, self._progress = str(model_path), settings or EngineSettings(), progress
         self._process: asyncio.subprocess.Process | None = None
         self._url = ""
 
@@ -99,62 +114,23 @@ class ServerProcess:
 
     def log_tail(self) -> str:
         """The end of its log."""
-        try:
-            return f"end of {self.log_path}:\n" + self.log_path.read_text(errors="replace")[-TAIL:]
-        except OSError as error:
-            return f"its log {self.log_path} cannot be read ({error})"
+        return f"end of {self.log_path}:\n{log_tail(self.log_path, TAIL)}"
 
 
 class EngineProcess(ServerProcess):
-    """One `python -m relax_server.engines.embedded`; it ends when this process does.
+    """One `python -m relax_server.engines.embedded`; it ends when this process does."""
 
-    Args:
-        model_path: a model folder or a built-in name.
-        log_path: where its output goes (appended).
-        media_root: the only folder media paths may point into.
-        threads: of the model.
-        host: the address that it listens on; it asks nobody who he is.
-        port: 0 picks a free one.
-        max_total_tokens: KV slots; None takes 1 GiB worth.
-        max_running: sequences in one batch.
-        weight_version: of the weights in `model_path`.
-        features: folder in shared memory where media features are exchanged with other processes; None: each for itself.
-        timeline: folder for its spans; None records none.
-        env: added to the child's environment.
-    """
-
-    def __init__(
-        self,
-        model_path: str | Path,
-        log_path: str | Path,
-        *,
-        media_root: str | Path | None = None,
-        threads: int = 1,
-        dtype: str = "float32",
-        host: str = "127.0.0.1",
-        port: int = 0,
-        max_total_tokens: int | None = None,
-        max_running: int = 512,
-        return_routed_experts: bool = False,
-        weight_version: int = 0,
-        features: str | Path | None = None,
-        timeline: str | Path | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(log_path)
-        self._arguments = ["--model-path", str(model_path), "--threads", str(threads), "--host", host, "--port", str(port)]
-        self._arguments += ["--dtype", dtype, "--max-running", str(max_running), "--weight-version", str(weight_version)]
-        if media_root is not None:
-            self._arguments += ["--media-root", str(media_root)]
-        if max_total_tokens is not None:
-            self._arguments += ["--max-total-tokens", str(max_total_tokens)]
-        if features is not None:
-            self._arguments += ["--features", str(features)]
-        if timeline is not None:
-            self._arguments += ["--timeline", str(timeline)]
-        if return_routed_experts:
-            self._arguments.append("--return-routed-experts")
-        self._env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **(env or {})}
+    def _arguments(self) -> list[str]:
+        given = self._settings
+        arguments = ["--model-path", self._model, "--threads", str(given.threads), "--host", given.host]
+        arguments += ["--port", str(given.port), "--dtype", given.dtype, "--weight-version", str(given.weight_version)]
+        arguments += ["--max-running", str(given.max_running or MAX_RUNNING)]
+        optional = {"media-root": given.media_root, "max-total-tokens": given.max_total_tokens}
+        optional |= {"features": given.features, "timeline": given.timeline}
+        for name, value in optional.items():
+            if value is not None:
+                arguments += [f"--{name}", str(value)]
+        return [*arguments, "--return-routed-experts"] if given.return_routed_experts else arguments
 
     async def start(self, timeout: float = 120.0) -> None:
         """Start it and wait until it answers requests.
@@ -164,10 +140,12 @@ class EngineProcess(ServerProcess):
             EngineError: it is running already.
         """
         reader, writer = os.pipe()
-        command = [sys.executable, "-m", "relax_server.engines.embedded", *self._arguments]
+        threads = str(self._settings.threads)
+        command = [sys.executable, "-m", "relax_server.engines.embedded", *self._arguments()]
+        limits = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
         command += ["--ready-file", f"/dev/fd/{writer}", "--parent-pid", str(os.getpid())]
         try:
-            await self._launch(command, {**os.environ, **self._env}, [writer])
+            await self._launch(command, {**os.environ, **limits, **self._settings.env}, [writer])
         except BaseException:
             os.close(reader)
             raise

@@ -191,7 +191,7 @@ class EngineFleet:
 
     def _renew(self, slot: EngineSlot) -> None:
         job, host, features = self.job, self.host, self.features
-        slot.process = make_process(job, host, self.model_path, features=features, stage=self._stage, added=slot.added)
+        slot.process = make_process(slot.id, job, host, self.model_path, features=features, stage=self._stage, added=slot.added)
 
     async def _add(self, slot: EngineSlot, before: EngineSlot | None) -> None:
         """Start an engine that was asked for; if it cannot be had, the run goes on without it."""

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from relax_sdk.config import EngineKind
+from relax_sdk.runtime import silent
 from relax_server.engines.kinds import process_of
+from relax_server.engines.settings import EngineSettings
 from relax_server.roles import shared_memory
 from relax_server.roles.process import RoleProcess
 
@@ -103,15 +105,25 @@ class Host(Protocol):
         """
         ...
 
-    def engine(self, kind: EngineKind, model_path: Path, log_path: Path, *, added: bool = False, **settings: Any) -> Engine:
+    def engine(
+        self,
+        kind: EngineKind,
+        model_path: Path,
+        log_path: Path,
+        settings: EngineSettings,
+        *,
+        progress: Callable[[str], None] | None = None,
+        added: bool = False,
+    ) -> Engine:
         """An engine, not started yet.
 
         Args:
             kind: what is to run.
             model_path: of the model to serve.
             log_path: where its output goes.
+            settings: how it is started.
+            progress: told what it is doing while it starts; None: it starts fast and says nothing.
             added: beyond those that the run began with, for which room is kept.
-            **settings: those of its process.
         """
         ...
 
@@ -137,8 +149,17 @@ class LocalHost:
     def role(self, name: str, folder: Path, on_message: Callable[[Any], None], threads: int = 1) -> Role:
         return RoleProcess(name, folder, on_message, threads)
 
-    def engine(self, kind: EngineKind, model_path: Path, log_path: Path, *, added: bool = False, **settings: Any) -> Engine:
-        return process_of(kind, model_path, log_path, **settings)
+    def engine(
+        self,
+        kind: EngineKind,
+        model_path: Path,
+        log_path: Path,
+        settings: EngineSettings,
+        *,
+        progress: Callable[[str], None] | None = None,
+        added: bool = False,
+    ) -> Engine:
+        return process_of(kind, model_path, log_path, settings, progress or silent)
 
     def exchange(self, folder: Path) -> Exchange:
         shared_memory.sweep()

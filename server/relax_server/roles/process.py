@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from relax_server.log_tail import log_tail
 from relax_server.roles.channel import Channel
 from relax_server.roles.messages import Died, Stop
 
@@ -128,12 +129,9 @@ class RoleProcess:
         if self._process is not None and self.alive():
             self._process.kill()
 
-    def log_tail(self, lines: int = 15) -> str:
+    def log_tail(self) -> str:
         """The end of the process's log."""
-        try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-        except OSError:
-            return ""
+        return log_tail(self.log)
 
 
 def thread_limits(threads: int) -> dict[str, str]:

@@ -6,20 +6,23 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from relax_sdk.config import EngineKind
 from relax_sdk.errors import EngineError
 from relax_sdk.runtime import Job
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.kinds import connect
+from relax_server.engines.settings import EngineSettings
 from relax_server.roles.host import Engine, Host
 from relax_server.roles.layout import RunLayout
 
 START_SECONDS = {"embedded": 180.0, "sglang": 600.0, "vllm": 600.0}
 """For an engine to load its model and answer, by kind."""
 
-LOGS = {"embedded": "engine.log", "sglang": "sglang.log", "vllm": "vllm.log"}
+EVALUATION = "evaluation"
+"""The engine that a trained model is tried with; the log of a run that goes on meanwhile is another one."""
+
 NAMES = {"sglang": "SGLang", "vllm": "vLLM"}
 
 SlotState = Literal["starting", "current", "draining", "lost"]
@@ -111,8 +114,8 @@ async def start_engine(
 
     Args and raises: as `make_process` and `start`.
     """
-    process = make_process(job, host, model_path, version, train, features, stage)
-    slot = EngineSlot("engine", job.config.engine, process)
+    process = make_process(EVALUATION, job, host, model_path, version, train, features, stage)
+    slot = EngineSlot(EVALUATION, job.config.engine, process)
     await start(slot, job, model_path)
     return slot
 
@@ -130,6 +133,7 @@ async def start(slot: EngineSlot, job: Job, model_path: Path) -> None:
 
 
 def make_process(
+    id: str,
     job: Job,
     host: Host,
     model_path: Path,
@@ -142,6 +146,7 @@ def make_process(
     """The process of an engine, not started yet.
 
     Args:
+        id: of the engine; its log is `logs/engine-ID.log`.
         job: the run.
         host: starts it.
         model_path: the folder it starts from.
@@ -154,21 +159,18 @@ def make_process(
     media = RunLayout(job.folder).media
     media.mkdir(parents=True, exist_ok=True)
     config = job.config
-    settings: dict[str, Any] = dict(
+    own = config.engine == "embedded"
+    settings = EngineSettings(
         media_root=media,
         dtype=config.training.dtype,
         return_routed_experts=config.training.replay_routes,
         weight_version=version,
         features=features,
+        timeline=RunLayout(job.folder).timeline if own and train else None,
+        releases_memory=config.mode == "colocate" and train,
+        flags=tuple(config.engine_flags),
     )
-    if config.engine != "embedded":
-        name = NAMES[config.engine]
-        settings |= dict(
-            releases_memory=config.mode == "colocate" and train,
-            flags=config.engine_flags,
-            progress=lambda what: stage(f"{name}: {what}"),
-        )
-    else:
-        settings["timeline"] = RunLayout(job.folder).timeline if train else None
-    log = job.folder / "logs" / LOGS[config.engine]
-    return host.engine(config.engine, model_path, log, added=added, **settings)
+    name = NAMES.get(config.engine, config.engine)
+    progress = None if own else lambda what: stage(f"{name}: {what}")
+    log = job.folder / "logs" / f"engine-{id}.log"
+    return host.engine(config.engine, model_path, log, settings, progress=progress, added=added)

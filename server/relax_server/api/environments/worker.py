@@ -24,6 +24,7 @@ from relax_sdk.media import MediaStore
 from relax_server.api.environments.frames import frame, read_frame
 from relax_server.api.environments.limits import WorkerLimits
 from relax_server.api.environments.source import EnvSource
+from relax_server.log_tail import log_tail
 from relax_server.rollout.hosted import HostLink, InThread
 
 START_SECONDS = 120.0
@@ -225,10 +226,8 @@ class WorkerLink(HostLink):
             await asyncio.wait({self._watch}, timeout=2 * END_SECONDS)
 
     def _gone(self) -> str:
-        tail = ""
-        with contextlib.suppress(OSError):
-            lines = self.log.read_text(errors="replace").splitlines()[-3:]
-            tail = f"; its log ends: {' | '.join(lines)}" if lines else ""
+        lines = log_tail(self.log, 3).splitlines()
+        tail = f"; its log ends: {' | '.join(lines)}" if lines else ""
         return f"the worker process of environment {self.env} {self.how}{tail}"
 
 

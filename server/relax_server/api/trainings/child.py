@@ -14,6 +14,7 @@ import msgspec
 
 from relax_sdk.errors import RunError
 from relax_server.api.trainings.wire import Request, Start, Told
+from relax_server.log_tail import log_tail
 
 LINE_LIMIT = 16 << 20
 """Bytes of a line."""
@@ -102,8 +103,6 @@ class RunProcess:
                 self._process.kill()
             await self._process.wait()
 
-    def log_tail(self, lines: int = 5) -> str:
-        """The end of its log."""
-        with contextlib.suppress(OSError):
-            return " | ".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-        return ""
+    def log_tail(self) -> str:
+        """The end of its log, in one line."""
+        return " | ".join(log_tail(self.log, 5).splitlines())

@@ -6,13 +6,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import relax_sdk
 import relax_server
 from relax_sdk.errors import ConfigError, EngineError
-from relax_server.engines.kept import KeptProcess, take_port
+from relax_server.engines.kept import MAX_RUNNING, KeptProcess, take_port
 from relax_server.engines.sglang.client import SEEDED
 from relax_server.engines.sglang.environment import INSIDE, SHIM, VENV, VERSION, SglangEnvironment, find_python, look
 from relax_server.engines.venv import clean_environment
@@ -32,27 +31,9 @@ CPU_TOKENS = 65_536
 
 
 class SglangProcess(KeptProcess):
-    """One SGLang server; it ends when this process does. The interface is `EngineProcess`'s.
+    """One SGLang server; it ends when this process does."""
 
-    Args:
-        model_path: a model folder or a built-in name.
-        log_path: where its output goes (appended).
-        python: of SGLang's environment, or that environment's folder; None looks for it (`environment.find_python`).
-        media_root: the only folder media paths may point into; None takes data URIs only.
-        threads: of the model, on CPU.
-        dtype: `float32` or `bfloat16`.
-        host: the address that it listens on; it asks nobody who he is.
-        port: 0 picks a free one.
-        max_total_tokens: KV slots; None: on CPU 65,536, on GPU what SGLang finds room for.
-        max_running: sequences in one batch.
-        return_routed_experts: record the experts of every token.
-        weight_version: of the weights in `model_path`.
-        features: folder in shared memory where media features are exchanged with other processes; None: each for itself.
-        releases_memory: `release_memory` is to give it back, which SGLang does on a GPU only.
-        flags: more of SGLang's own, such as `--tp 2`; they come last and win.
-        progress: told what it is doing while it starts.
-        env: added to the child's environment.
-    """
+    _packages: Path | None = None
 
     name = "SGLang"
     stages = {
@@ -63,36 +44,6 @@ class SglangProcess(KeptProcess):
         r"Capture cuda graph begin": "capturing CUDA graphs",
         r"Application startup complete": "answering",
     }
-
-    def __init__(
-        self,
-        model_path: str | Path,
-        log_path: str | Path,
-        *,
-        python: str | Path | None = None,
-        media_root: str | Path | None = None,
-        threads: int = 1,
-        dtype: str = "float32",
-        host: str = "127.0.0.1",
-        port: int = 0,
-        max_total_tokens: int | None = None,
-        max_running: int = 256,
-        return_routed_experts: bool = False,
-        weight_version: int = 0,
-        features: str | Path | None = None,
-        releases_memory: bool = False,
-        flags: Sequence[str] = (),
-        progress: Callable[[str], None] = lambda what: None,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(log_path, progress)
-        self._model, self._python, self._media_root = str(model_path), python, media_root
-        self._threads, self._dtype, self._host, self._port = threads, dtype, host, port
-        self._max_total_tokens, self._max_running = max_total_tokens, max_running
-        self._routes, self._version = return_routed_experts, weight_version
-        self._features, self._releases_memory = features, releases_memory
-        self._flags, self._env = tuple(flags), dict(env or {})
-        self._packages: Path | None = None
 
     async def start(self, timeout: float = 300.0) -> None:
         """Start it and wait until it answers requests; half a minute at best.
@@ -107,7 +58,7 @@ class SglangProcess(KeptProcess):
         began = time.monotonic()
         model = resolve_model(self._model)
         self._progress("looking for SGLang")
-        environment = await look(find_python(self._python))
+        environment = await look(find_python(self._settings.python))
         if environment.version != VERSION and not environment.cuda:
             raise ConfigError(
                 f"{environment.python} has SGLang {environment.version}; on CPU only {VERSION} is known to run. "
@@ -115,7 +66,7 @@ class SglangProcess(KeptProcess):
             )
         if environment.version != VERSION:
             self._progress(f"SGLang {environment.version}; {VERSION} is what this is tested with")
-        if self._releases_memory and not environment.cuda:
+        if self._settings.releases_memory and not environment.cuda:
             raise ConfigError(
                 "on a CPU SGLang does not give its memory back, which mode='colocate' needs; use mode='async', or "
                 "engine='embedded'"
@@ -126,12 +77,12 @@ class SglangProcess(KeptProcess):
                 f"{environment.python} lacks {', '.join(environment.missing)}, which media need; "
                 f"{environment.python} -m pip install them, or {VENV.build} builds an environment that has them"
             )
-        port = take_port(self._host, self._port)
+        port = take_port(self._settings.host, self._settings.port)
         command = [str(environment.python), "-m", "sglang.launch_server", *self._arguments(model, environment, omni, port)]
         self._drop_packages()
         self._packages = _package_folder()
         left = max(1.0, timeout - (time.monotonic() - began))
-        await self._serve(command, self._variables(environment, omni), f"http://{self._host}:{port}", left)
+        await self._serve(command, self._variables(environment, omni), f"http://{self._settings.host}:{port}", left)
 
     async def stop(self, timeout: float = 10.0) -> None:
         """Ask it to end, and kill it if it has not after `timeout` seconds."""
@@ -144,32 +95,46 @@ class SglangProcess(KeptProcess):
             self._packages = None
 
     def _arguments(self, model: Path, environment: SglangEnvironment, omni: bool, port: int) -> list[str]:
-        arguments = ["--model-path", str(model), "--host", self._host, "--port", str(port), "--dtype", self._dtype]
-        arguments += ["--weight-version", str(self._version), "--max-running-requests", str(self._max_running)]
+        arguments = [
+            "--model-path",
+            str(model),
+            "--host",
+            self._settings.host,
+            "--port",
+            str(port),
+            "--dtype",
+            self._settings.dtype,
+        ]
+        arguments += [
+            "--weight-version",
+            str(self._settings.weight_version),
+            "--max-running-requests",
+            str(self._settings.max_running or MAX_RUNNING),
+        ]
         arguments += ["--skip-server-warmup", "--sleep-on-idle"]
         # Seeds are handed over by `inside/`; of the two samplers only this one takes them. The label is how clients know.
         arguments += ["--sampling-backend", "pytorch", "--extra-metric-labels", SEEDED]
-        tokens = self._max_total_tokens
+        tokens = self._settings.max_total_tokens
         if not environment.cuda:
             arguments += [word for flag in CPU_FLAGS.items() for word in flag]
             arguments += ["--disable-cuda-graph", "--disable-overlap-schedule"]
             tokens = tokens or CPU_TOKENS
         if tokens is not None:
             arguments += ["--max-total-tokens", str(tokens)]
-        if self._routes:
+        if self._settings.return_routed_experts:
             arguments.append("--enable-return-routed-experts")
-        if self._releases_memory:
+        if self._settings.releases_memory:
             arguments.append("--enable-memory-saver")
         if omni:
             # The plugin's positions are fractions, which a captured graph cannot take.
             arguments += ["--enable-multimodal", "--disable-cuda-graph", "--mm-attention-backend", "sdpa"]
-        return [*arguments, *self._flags]
+        return [*arguments, *self._settings.flags]
 
     def _variables(self, environment: SglangEnvironment, omni: bool) -> dict[str, str]:
         paths = [str(INSIDE), *([str(self._packages)] if omni else [])]
         variables = clean_environment() | {"HF_HUB_OFFLINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
         if not environment.cuda:
-            threads = str(self._threads)
+            threads = str(self._settings.threads)
             paths.append(str(SHIM))
             variables |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         if omni:
@@ -179,11 +144,11 @@ class SglangProcess(KeptProcess):
                 "SGLANG_EXTERNAL_MM_MODEL_ARCH": OMNI,
                 # Its cache of media embeddings outlives a weight update: they would come from old towers.
                 "SGLANG_VLM_CACHE_SIZE_MB": "0",
-                "RELAX_MEDIA_ROOT": str(self._media_root or ""),
-                "RELAX_FEATURES": str(self._features or ""),
+                "RELAX_MEDIA_ROOT": str(self._settings.media_root or ""),
+                "RELAX_FEATURES": str(self._settings.features or ""),
             }
         variables["PYTHONPATH"] = os.pathsep.join(paths)
-        return variables | self._env
+        return variables | self._settings.env
 
 
 def _package_folder() -> Path:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from relax_sdk.errors import ConfigError, EngineError
-from relax_server.engines.kept import KeptProcess, take_port
+from relax_server.engines.kept import MAX_RUNNING, KeptProcess, take_port
 from relax_server.engines.venv import clean_environment
 from relax_server.engines.vllm.environment import VENV, VERSION, VllmEnvironment, look
 from relax_server.models.catalog import resolve_model
@@ -26,27 +26,7 @@ CPU_TOKENS = 65_536
 
 
 class VllmProcess(KeptProcess):
-    """One vLLM server for a text model; it ends when this process does. The interface is `EngineProcess`'s.
-
-    Args:
-        model_path: a model folder or a built-in name.
-        log_path: where its output goes (appended).
-        python: of vLLM's environment, or that environment's folder; None looks for it (`Venv.find`).
-        media_root: not used, as it serves text.
-        threads: of the model, on CPU.
-        dtype: `float32` or `bfloat16`.
-        host: the address that it listens on; it asks nobody who he is.
-        port: 0 picks a free one.
-        max_total_tokens: KV slots; None: on CPU 65,536, on GPU what vLLM finds room for.
-        max_running: sequences in one batch.
-        return_routed_experts: refused, as its completions do not carry them in a stream.
-        weight_version: of the weights in `model_path`.
-        features: not used, as it serves text.
-        releases_memory: `release_memory` is to give it back, which vLLM does on a GPU only.
-        flags: more of vLLM's own, such as `--tensor-parallel-size 2`; they come last and win.
-        progress: told what it is doing while it starts.
-        env: added to the child's environment.
-    """
+    """One vLLM server for a text model; it ends when this process does."""
 
     name = "vLLM"
     stages = {
@@ -56,34 +36,6 @@ class VllmProcess(KeptProcess):
         r"KV cache size": "memory taken",
         r"Application startup complete": "answering",
     }
-
-    def __init__(
-        self,
-        model_path: str | Path,
-        log_path: str | Path,
-        *,
-        python: str | Path | None = None,
-        media_root: str | Path | None = None,
-        threads: int = 1,
-        dtype: str = "float32",
-        host: str = "127.0.0.1",
-        port: int = 0,
-        max_total_tokens: int | None = None,
-        max_running: int = 256,
-        return_routed_experts: bool = False,
-        weight_version: int = 0,
-        features: str | Path | None = None,
-        releases_memory: bool = False,
-        flags: Sequence[str] = (),
-        progress: Callable[[str], None] = lambda what: None,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(log_path, progress)
-        self._model, self._python = str(model_path), python
-        self._threads, self._dtype, self._host, self._port = threads, dtype, host, port
-        self._max_total_tokens, self._max_running = max_total_tokens, max_running
-        self._routes, self._version, self._releases_memory = return_routed_experts, weight_version, releases_memory
-        self._flags, self._env = tuple(flags), dict(env or {})
 
     async def start(self, timeout: float = 300.0) -> None:
         """Start it and wait until it answers requests; half a minute at best.
@@ -99,44 +51,60 @@ class VllmProcess(KeptProcess):
         model = resolve_model(self._model)
         config = model_config(model)
         _require_text(self._model, config)
-        if self._routes:
+        if self._settings.return_routed_experts:
             raise ConfigError("vLLM does not hand out routed experts here; use engine='sglang' or 'embedded' to replay routes")
         self._progress("looking for vLLM")
-        environment = await look(VENV.find(self._python))
+        environment = await look(VENV.find(self._settings.python))
         if environment.version.partition("+")[0] != VERSION:
             raise ConfigError(
                 f"{environment.python} has vLLM {environment.version}; only {VERSION} is known to do all that is needed. "
                 f"{VENV.build} installs that"
             )
-        if self._releases_memory and not environment.cuda:
+        if self._settings.releases_memory and not environment.cuda:
             raise ConfigError(
                 "on a CPU vLLM does not give its memory back, which mode='colocate' needs; use mode='async', or "
                 "engine='embedded'"
             )
-        port = take_port(self._host, self._port)
+        port = take_port(self._settings.host, self._settings.port)
         command = [str(environment.python), "-m", "vllm.entrypoints.openai.api_server"]
         command += self._arguments(model, config, environment, port)
         left = max(1.0, timeout - (time.monotonic() - began))
-        await self._serve(command, self._variables(environment), f"http://{self._host}:{port}", left)
+        await self._serve(command, self._variables(environment), f"http://{self._settings.host}:{port}", left)
 
     def _arguments(self, model: Path, config: Mapping[str, Any], environment: VllmEnvironment, port: int) -> list[str]:
-        arguments = ["--model", str(model), "--served-model-name", self._model, "--host", self._host, "--port", str(port)]
-        arguments += ["--dtype", self._dtype, "--max-num-seqs", str(self._max_running), "--middleware", MIDDLEWARE]
+        arguments = [
+            "--model",
+            str(model),
+            "--served-model-name",
+            self._model,
+            "--host",
+            self._settings.host,
+            "--port",
+            str(port),
+        ]
+        arguments += [
+            "--dtype",
+            self._settings.dtype,
+            "--max-num-seqs",
+            str(self._settings.max_running or MAX_RUNNING),
+            "--middleware",
+            MIDDLEWARE,
+        ]
         # Its own default is the same for every engine, and engines with one seed answer the same.
         arguments += ["--seed", str(random.getrandbits(31)), "--logprobs-mode", "processed_logprobs"]
         arguments += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
-        tokens = self._max_total_tokens
+        tokens = self._settings.max_total_tokens
         if not environment.cuda:
             tokens = tokens or max(CPU_TOKENS, int(config.get("max_position_embeddings") or 0))
             arguments += ["--enforce-eager", "--block-size", str(BLOCK)]
         if tokens is not None:
-            size = _bytes_per_token(config, self._dtype)
+            size = _bytes_per_token(config, self._settings.dtype)
             arguments += ["--kv-cache-memory-bytes", str(size * tokens)]
             longest = int(config.get("max_position_embeddings") or tokens)
             arguments += ["--max-model-len", str(min(tokens, longest))]
-        if self._releases_memory:
+        if self._settings.releases_memory:
             arguments.append("--enable-sleep-mode")
-        return [*arguments, *self._flags]
+        return [*arguments, *self._settings.flags]
 
     def _variables(self, environment: VllmEnvironment) -> dict[str, str]:
         variables = clean_environment() | {
@@ -146,12 +114,12 @@ class VllmProcess(KeptProcess):
             # Longer than clients keep a connection: one that both let go at the same moment loses a request.
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120",
             "DO_NOT_TRACK": "1",
-            "RELAX_WEIGHT_VERSION": str(self._version),
+            "RELAX_WEIGHT_VERSION": str(self._settings.weight_version),
         }
         if not environment.cuda:
-            threads = str(self._threads)
+            threads = str(self._settings.threads)
             variables |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        return variables | self._env
+        return variables | self._settings.env
 
 
 def _require_text(name: str, config: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import queue
 import threading
@@ -15,7 +16,9 @@ import ray
 
 from relax_sdk.config import EngineKind
 from relax_sdk.errors import ConfigError
+from relax_sdk.runtime import silent
 from relax_server.engines.kinds import process_of
+from relax_server.engines.settings import EngineSettings
 from relax_server.roles.channel import pack, unpack
 from relax_server.roles.child import run_role
 from relax_server.roles.messages import Ended, Failed, Started
@@ -91,16 +94,15 @@ class EngineActor:
         kind: EngineKind,
         model_path: Path,
         log_path: Path,
-        settings: dict[str, Any],
+        settings: EngineSettings,
         needed: Sequence[Path],
         reachable: bool,
         tells: bool,
     ) -> None:
         self._told: asyncio.Queue[str | None] = asyncio.Queue()
-        if tells:
-            settings = settings | {"progress": self._told.put_nowait}
-        host = ray.util.get_node_ip_address() if reachable else "127.0.0.1"
-        self._process = process_of(kind, model_path, log_path, host=host, **settings)
+        if reachable:
+            settings = dataclasses.replace(settings, host=ray.util.get_node_ip_address())
+        self._process = process_of(kind, model_path, log_path, settings, self._told.put_nowait if tells else silent)
         self._needed = [model_path, *needed]
 
     async def start(self, timeout: float) -> tuple[str, int | None]:

@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from relax_sdk.config import EngineKind, RunConfig
 from relax_sdk.errors import RunError
+from relax_server.engines.settings import EngineSettings
 from relax_server.models.catalog import cache_root
 from relax_server.roles import shared_memory
 from relax_server.roles.field_worker import REFERENCE_ROLE, field_roles
@@ -82,9 +83,17 @@ class RayHost:
     def role(self, name: str, folder: Path, on_message: Callable[[Any], None], threads: int = 1) -> Role:
         return RayRole(name, folder, on_message, self, threads)
 
-    def engine(self, kind: EngineKind, model_path: Path, log_path: Path, *, added: bool = False, **settings: Any) -> Engine:
-        tell = settings.pop("progress", None)
-        return RayEngine(self, kind, model_path, log_path, settings, added, tell)
+    def engine(
+        self,
+        kind: EngineKind,
+        model_path: Path,
+        log_path: Path,
+        settings: EngineSettings,
+        *,
+        progress: Callable[[str], None] | None = None,
+        added: bool = False,
+    ) -> Engine:
+        return RayEngine(self, kind, model_path, log_path, settings, added, progress)
 
     def exchange(self, folder: Path) -> Exchange:
         """Shared memory where all nodes are on one machine, else the run folder."""

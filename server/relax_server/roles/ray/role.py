@@ -14,6 +14,8 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from relax_sdk.config import EngineKind
 from relax_sdk.errors import EngineError, EngineUnavailable, RelaxError, RunError
+from relax_server.engines.settings import EngineSettings
+from relax_server.log_tail import log_tail
 from relax_server.roles.channel import pack, unpack
 from relax_server.roles.messages import Died, Ended, Started, Stop, Warn
 from relax_server.roles.process import STOP_SECONDS
@@ -171,12 +173,9 @@ class RayRole:
         if self._actor is not None:
             ray.kill(self._actor)
 
-    def log_tail(self, lines: int = 15) -> str:
+    def log_tail(self) -> str:
         """The end of its log."""
-        try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-        except OSError:
-            return ""
+        return log_tail(self.log)
 
 
 class RayEngine:
@@ -195,7 +194,7 @@ class RayEngine:
         kind: EngineKind,
         model_path: Path,
         log_path: Path,
-        settings: dict[str, Any],
+        settings: EngineSettings,
         added: bool = False,
         tell: Callable[[str], None] | None = None,
     ) -> None:
@@ -283,10 +282,7 @@ class RayEngine:
 
     def log_tail(self) -> str:
         """The end of its log."""
-        try:
-            return f"end of {self.log_path}:\n" + self.log_path.read_text(errors="replace")[-4000:]
-        except OSError as error:
-            return f"its log {self.log_path} cannot be read ({error})"
+        return f"end of {self.log_path}:\n{log_tail(self.log_path)}"
 
 
 def its_own_fault(error: RayActorError) -> bool:
