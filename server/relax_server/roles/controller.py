@@ -114,7 +114,7 @@ class Controller:
         self.dropped = 0
         """Groups that will never be trained on: too old, or set aside."""
         self.set_aside = 0
-        """Those of them that a training step fails on."""
+        """Groups set aside, as a training step fails on them; `dropped` counts them too."""
         self.furthest = 0
         """The last step of all that were done, also before the trainer went back to a checkpoint."""
         self.figures = Figures(self.layout, observer)

@@ -1,4 +1,4 @@
-"""Files import one another one way: no file of the SDK leads back to itself, not even by imports inside functions."""
+"""Files import one another one way: no file leads back to itself, not even by imports inside functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ["relax_sdk", "relax_envs", "relax_agents"]
+PACKAGES = ["relax_sdk", "relax_envs", "relax_agents", "relax_server"]
 
 
 def modules(package: str) -> dict[str, Path]:
