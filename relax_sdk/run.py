@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,8 @@ class Run:
         self._env = env
         self._runtime = runtime
         self._session: ServedModel | None = None
+        self._opening = threading.Lock()
+        """Threads that ask at once share one engine."""
 
     @classmethod
     def load(cls, folder: str | Path, env: str | type[Env] | EnvSpec | None = None) -> Run:
@@ -165,10 +168,11 @@ class Run:
         return self._job
 
     def _open(self, tell: Tell) -> ServedModel:
-        if self._session is None:
-            self._session = find_runtime(self._runtime).open_model(self._known_job(), tell)
-            atexit.register(self.close)
-        return self._session
+        with self._opening:
+            if self._session is None:
+                self._session = find_runtime(self._runtime).open_model(self._known_job(), tell)
+                atexit.register(self.close)
+            return self._session
 
     def close(self) -> None:
         """Stop the engine that `evaluate` or `generate` started."""

@@ -58,7 +58,6 @@ class Processor:
         self._special_tokens: dict[str, Any] = self.tokenizer.special_tokens_map  # made anew at every look
         self.eos_ids: tuple[int, ...] = self._eos_ids()
         self.answers = AnswerReader(self.tokenizer, self.vocab_size, self.eos_ids)
-        self.pad_id: int = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_ids[0]
         self.placeholder_ids: dict[str, int] = {}
         self.banned_ids: tuple[int, ...] = ()
         self._extract: FeatureExtractor | None = None

@@ -13,7 +13,8 @@ from relax_sdk.config import RunConfig
 from relax_sdk.errors import ConfigError, RunError
 from relax_sdk.findings import Finding
 from relax_sdk.runtime import Job, Observer, Tell
-from relax_server.roles.local import LocalModel, await_end
+from relax_server.roles.local import await_end
+from relax_server.roles.local_model import LocalModel
 from relax_server.roles.messages import Died, Failed, RunEnded, Stage, StartController, StepShown, Stop, Warn
 from relax_server.roles.ray.cluster import address_of, connected, look
 from relax_server.roles.ray.host import RayHost
