@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from relax_sdk.client.calls import URL
 from relax_sdk.errors import ConfigError
@@ -30,17 +31,43 @@ def _client(server: str, key: str | None) -> Any:
 
 def _table(what: str, server: str, key: str | None) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     from relax_sdk.client.calls import Call
 
     with _client(server, key) as client:
         rows = client._send(Call("GET", f"/v1/{what}"))[what]
-    table = Table(*LISTS[what])
+    table = Table()
+    for name in LISTS[what]:
+        whole = name in ("id", "trajectory_id")  # they are there to be copied
+        table.add_column(name, no_wrap=whole, overflow="fold")
     for row in rows:
         known = row.get("request", {}) | row.get("counts", {}) | row
         table.add_row(*(str(known.get(name)) if known.get(name) is not None else "" for name in LISTS[what]))
-    Console().print(table if rows else f"no {what} at {server}")
+    console = Console(width=max(Console().width, _least_width(table)))
+    console.print(table if rows else f"no {what} at {server}")
+
+
+def _least_width(table: Table) -> int:
+    """Columns of the terminal in which no id is cut."""
+    ids = [max((len(str(cell)) for cell in column.cells), default=0) for column in table.columns if column.no_wrap]
+    return sum(max(length, 13) for length in ids) + 8 * (len(table.columns) - len(ids)) + 3 * len(table.columns) + 1
+
+
+def _whole_id(client: Any, kind: str, id: str) -> str:
+    """The id that begins like this; as it is where none does, so that the service says what it thinks of it.
+
+    Raises:
+        ConfigError: several ids begin like this.
+    """
+    from relax_sdk.client.calls import Call
+
+    ids = [row["id"] for row in client._send(Call("GET", f"/v1/{kind}"))[kind]]
+    matching = [known for known in ids if known.startswith(id)]
+    if id in matching or not matching:
+        return id
+    if len(matching) > 1:
+        raise ConfigError(f"{len(matching)} {kind} begin with {id!r}: {', '.join(matching[:4])}{', …' if matching[4:] else ''}")
+    return matching[0]
 
 
 @app.command()
@@ -63,7 +90,7 @@ def runs(server: Server = URL, key: Key = None) -> None:
 
 @app.command()
 def episode(
-    id: Annotated[str, typer.Argument(help="Id of a trajectory, or of a session that is finished.")],
+    id: Annotated[str, typer.Argument(help="Id of a trajectory, or of a session that is finished; its beginning will do.")],
     server: Server = URL,
     key: Key = None,
 ) -> None:
@@ -72,6 +99,7 @@ def episode(
 
     with _client(server, key) as client:
         if id.startswith("s_"):
+            id = _whole_id(client, "sessions", id)
             id = client._send(Call("GET", f"/v1/sessions/{id}"))["trajectory_id"]
         played = client.trajectory(id)
     typer.echo(f"{played.id}: {played.env}, task {played.task_index}, seed {played.seed}")
@@ -93,7 +121,7 @@ def episode(
 
 @app.command()
 def follow(
-    id: Annotated[str, typer.Argument(help="Id of a session (s_…), a rollout (r_…) or a run (t_…).")],
+    id: Annotated[str, typer.Argument(help="Id of a session (s_…), a rollout (r_…) or a run (t_…); its beginning will do.")],
     server: Server = URL,
     key: Key = None,
 ) -> None:
@@ -102,6 +130,7 @@ def follow(
     if kind is None:
         raise ConfigError(f"id = {id!r}; allowed: of a session (s_…), a rollout (r_…) or a run (t_…)")
     with _client(server, key) as client:
+        id = _whole_id(client, kind, id)
         for event in client._events(f"/v1/{kind}/{id}/events", 0):
             values = (f"{name}={_short(value)}" for name, value in event.data.items() if value is not None)
             typer.echo(f"{event.kind}: {' '.join(values)}")
