@@ -171,6 +171,28 @@ def _evaluate_endpoint(
         typer.echo(f"trajectories, without tokens: {save}")
 
 
+@app.command(
+    epilog=examples(
+        "relax replay runs/tone-v0-… --episode train/12/3", "relax replay runs/tone-v0-… --episode train/12/3 --model run"
+    )
+)
+def replay(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    episode: Annotated[str, typer.Option(help="Id of the episode, or its beginning: train/12/3.")],
+    model: Annotated[
+        str | None, typer.Option(help="Sample again, too: 'run' takes the run's own weights; or a Hugging Face folder.")
+    ] = None,
+    env: Annotated[str | None, typer.Option(help="The environment, in place of what the folder names.")] = None,
+) -> None:
+    """Play one recorded episode again and say where it differs; exit code 1 where it does."""
+    from relax_sdk.replay import replay_episode
+
+    found = replay_episode(folder, episode, model=model, env=env)
+    typer.echo(str(found))
+    if not found.same:
+        raise typer.Exit(1)
+
+
 @app.command(epilog=examples("relax doctor", "relax doctor runs/tone-v0-…", "relax doctor --runtime ray"))
 def doctor(
     folder: Annotated[Path | None, typer.Argument(help="A run folder; without it, this machine.")] = None,

@@ -12,11 +12,13 @@ from relax_sdk.endpoint import Endpoint, EndpointEvaluation
 from relax_sdk.errors import RunError
 from relax_sdk.findings import Finding
 from relax_sdk.registry import EnvSpec
+from relax_sdk.replay import EpisodeReplay
 from relax_sdk.runtime import Job, Observer, Tell
 from relax_sdk.stop_signals import Interrupted, StopSignals
 from relax_server.roles.launch import Launch
 from relax_server.roles.local_model import LocalModel
 from relax_server.roles.loop_thread import LoopThread
+from relax_server.roles.replay import replay_episode
 from relax_server.rollout.endpoint import evaluate_endpoint
 
 
@@ -74,6 +76,14 @@ class LocalRuntime:
             return thread.submit(
                 evaluate_endpoint(spec, config, endpoint, split, limit, lambda played: tell(str(played)))
             ).result()
+        finally:
+            thread.close()
+
+    def replay_episode(self, job: Job, episode: str, model: str | None, tell: Tell) -> EpisodeReplay:
+        """Play one recorded episode again, see `relax_sdk.replay`; an engine is started only for a model."""
+        thread = LoopThread()
+        try:
+            return thread.submit(replay_episode(job, episode, model, tell)).result()
         finally:
             thread.close()
 

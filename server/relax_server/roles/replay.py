@@ -1,0 +1,162 @@
+"""`relax replay --episode`: the record and the weights of one episode found in a run's folder, and played again."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+
+from relax_sdk.config import RunConfig
+from relax_sdk.errors import ConfigError, RunError
+from relax_sdk.media import MediaStore
+from relax_sdk.replay import EpisodeReplay
+from relax_sdk.runtime import Job, Tell
+from relax_sdk.tasks import task_splits
+from relax_sdk.trajectory import Trajectory
+from relax_server.journal import open_journal
+from relax_server.models.catalog import resolve_model
+from relax_server.models.processor import Processor
+from relax_server.roles.host import LocalHost
+from relax_server.roles.layout import RunLayout
+from relax_server.roles.slot import start_engine
+from relax_server.rollout.replay import compare, play_again, sample_again
+from relax_server.rollout.task import EpisodeTask
+
+LISTED = 6
+"""Ids that an error names."""
+MOST = 1_000_000
+"""Episodes of a run that are looked through."""
+
+
+async def replay_episode(job: Job, episode: str, model: str | None, tell: Tell) -> EpisodeReplay:
+    """Play an episode of a run again.
+
+    Args and raises: as `relax_sdk.replay.replay_episode`'s.
+    """
+    config, layout = job.config, RunLayout(job.folder)
+    recorded, split = read_episode(config, layout, episode)
+    if split == "warmup":
+        raise ConfigError(f"{recorded.id}: no policy answered in the format warm-up, so there is nothing to play again")
+    if not any(turn.response_ids for turn in recorded.turns):
+        raise ConfigError(f"{recorded.id}: no tokens of answers are recorded ({recorded.error or recorded.status})")
+    agent = job.agent
+    if agent is not None and not callable(agent):
+        raise ConfigError(
+            f"{recorded.id} was played by a program of its own ({agent}); agents that are functions can play again"
+        )
+    tell("playing the environment")
+    processor = Processor.load(resolve_model(config.model, config.seed))
+    task = task_of(job, recorded, split)
+    now, group_rewards = await play_again(job.spec, config, processor, agent, recorded, task)
+    differences, notes, tokens = compare(recorded, now, processor, group_rewards), [], None
+    if group_rewards:
+        notes.append("rewards that compare the members of a group are not computed for one alone")
+    if model is not None:
+        weights, version = weights_of(job, recorded, model)
+        played_with = sorted({span.version for turn in recorded.turns for span in turn.weight_versions})
+        if version is None or played_with != [version]:
+            notes.append(
+                f"it was played with the weights of version {', '.join(map(str, played_with))}, and the model is "
+                f"{weights if version is None else f'version {version} of the run'}: other tokens are to be expected"
+            )
+        tell("starting an engine")
+        slot = await start_engine(job, LocalHost(), weights, version or 0, train=False, stage=tell)
+        try:
+            tell("sampling again")
+            store = MediaStore(layout.media)
+            tokens, difference, more = await sample_again(slot.client, recorded, processor, store, config.rollout.turn_timeout)
+        finally:
+            await slot.stop()
+        notes += more
+        differences += [difference] if difference is not None else []
+    return EpisodeReplay(
+        recorded.id,
+        recorded.env,
+        recorded.task_index,
+        recorded.seed,
+        len(recorded.turns),
+        tuple(differences),
+        tuple(notes),
+        tokens,
+    )
+
+
+def read_episode(config: RunConfig, layout: RunLayout, episode: str) -> tuple[Trajectory, str]:
+    """The record of an episode, and its split in the journal.
+
+    Args:
+        config: of the run.
+        layout: of its folder.
+        episode: id, without the run's name if that is wanted, or a beginning that fits only one.
+
+    Raises:
+        ConfigError: none or several fit; the message names the nearest.
+    """
+    run = layout.folder.name
+    if config.ray.journal is None and not layout.journal.exists():
+        raise ConfigError(f"{layout.folder} has no journal, so no episode of it is known")
+    journal = open_journal(config.ray.journal or layout.journal)
+    try:
+        rows = {row.id: row for row in journal.trajectories(run, limit=MOST)}
+        wanted = episode if episode.startswith(f"{run}/") else f"{run}/{episode}"
+        found = [wanted] if wanted in rows else sorted(id for id in rows if id.startswith(wanted))
+        if len(found) == 1:
+            return journal.trajectory(found[0]), rows[found[0]].split
+        if found:
+            raise ConfigError(f"{len(found)} episodes of {run} begin with {episode!r}: {_listed(found)}")
+        near = difflib.get_close_matches(wanted, rows, n=LISTED, cutoff=0.0)
+        raise ConfigError(f"{run} has no episode {episode!r}; the nearest of {len(rows)}: {_listed(near) or 'there is none'}")
+    finally:
+        journal.close()
+
+
+def _listed(ids: list[str]) -> str:
+    return ", ".join(ids[:LISTED]) + (", …" if len(ids) > LISTED else "")
+
+
+def task_of(job: Job, recorded: Trajectory, split: str) -> EpisodeTask:
+    """The task of a record, its row read anew.
+
+    Raises:
+        ConfigError: the environment no longer has the split.
+    """
+    if split == "eval":  # in the journal all evaluations are; the id says of which split
+        split = recorded.id.removeprefix(f"{job.folder.name}/").partition("/")[0]
+    splits = task_splits(job.spec.load_tasks())
+    if split not in splits:
+        raise ConfigError(f"{recorded.id}: {job.spec.id} has no split {split!r} any more; there are {', '.join(splits)}")
+    row = splits[split].row(recorded.task_index)
+    position, seeds = (recorded.group_id, recorded.group_index, recorded.group_size), (recorded.seed, job.config.seed)
+    return EpisodeTask(split, recorded.task_index, row, *position, *seeds, job.config.sampling, recorded.attempts)
+
+
+def weights_of(job: Job, recorded: Trajectory, model: str) -> tuple[Path, int | None]:
+    """The folder of the weights to try, and their version, if it is one of the run's.
+
+    A run keeps its last weights, those after the warm-up where a KL penalty compares with them, and those that it began with:
+    its model.
+
+    Raises:
+        RunError: the run has no weights yet.
+        ConfigError: not a model folder.
+    """
+    if model != "run":
+        return resolve_model(model), None
+    layout, config = RunLayout(job.folder), job.config
+    kept: dict[int, Path] = {}
+    if config.warmup.steps == 0:
+        kept[0] = resolve_model(config.model, config.seed)
+    elif layout.reference.exists():
+        kept[0] = layout.reference
+    if layout.weights.exists():
+        kept[_last_step(layout)] = layout.weights
+    if not kept:
+        raise RunError(f"{job.folder} has no weights yet; name a folder with --model, or leave it out")
+    wanted = max((span.version for turn in recorded.turns for span in turn.weight_versions), default=0)
+    version = wanted if wanted in kept else max(kept)
+    return kept[version], version
+
+
+def _last_step(layout: RunLayout) -> int:
+    lines = layout.metrics.read_text().splitlines() if layout.metrics.exists() else []
+    return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)

@@ -1,0 +1,57 @@
+"""Policies of a replay: the recorded answers are given again, whatever is asked."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from relax_sdk.session import EpisodeOver
+from relax_sdk.trajectory import Turn
+from relax_server.engines.base import Generation, MediaItem
+from relax_server.rollout.calls import CallOptions
+from relax_server.rollout.environment import EnvRunner
+from relax_server.rollout.media import MediaIntake
+from relax_server.rollout.policy.base import Policy
+from relax_server.rollout.policy.tokens import Sampled, TokenPolicies, TokenPolicy
+from relax_server.rollout.recorder import Prompt
+from relax_server.rollout.rendering import Renderer
+
+
+class RecordedPolicies(TokenPolicies):
+    """Policies that give the turns of one trajectory again.
+
+    Args:
+        renderer: of the model.
+        intake: takes the media that the environment shows.
+        turns: that were recorded.
+    """
+
+    def __init__(self, renderer: Renderer, intake: MediaIntake, turns: Sequence[Turn]) -> None:
+        super().__init__(renderer, intake)
+        self.recorded = turns
+
+    def of(self, runner: EnvRunner) -> Policy:
+        return RecordedPolicy(self, runner)
+
+
+class RecordedPolicy(TokenPolicy):
+    """Answers the n-th call with the n-th recorded response; the prompts that it is asked are kept for comparison.
+
+    Args:
+        shared: holds the recorded turns.
+        runner: of the environment that is played again.
+    """
+
+    def __init__(self, shared: RecordedPolicies, runner: EnvRunner) -> None:
+        super().__init__(shared.renderer, shared.intake, *runner.tools, runner.context.config.max_tokens)
+        self._shared = shared
+        self._calls = itertools.count()
+
+    async def sample(self, prompt: Prompt, media: tuple[MediaItem, ...], room: int, options: CallOptions) -> Sampled:
+        number = next(self._calls)
+        if number >= len(self._shared.recorded):
+            raise EpisodeOver("the record has no further turn")
+        turn = self._shared.recorded[number]
+        spans, reason = turn.weight_versions, turn.finish_reason
+        generation = Generation(prompt.expanded, turn.response_ids, turn.response_logprobs, spans, reason)
+        return Sampled(generation, turn.engine, 0.0, turn.sampling)
