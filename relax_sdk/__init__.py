@@ -53,6 +53,7 @@ from relax_sdk.judge import Judge
 from relax_sdk.media import Audio, Image, MediaLimits, MediaRef, MediaStore, Video
 from relax_sdk.messages import AssistantMessage, ControlToken, Message, Text, ToolCall
 from relax_sdk.registry import EnvSpec, get_spec, list_envs, register
+from relax_sdk.replay import Difference, EpisodeReplay, replay_episode
 from relax_sdk.rewards import Rubric, reward
 from relax_sdk.run import Run
 from relax_sdk.session import Agent, Session, StepOutcome
@@ -75,6 +76,7 @@ __all__ = [
     "Client",
     "ConfigError",
     "ControlToken",
+    "Difference",
     "Endpoint",
     "EndpointEvaluation",
     "EngineAborted",
@@ -86,6 +88,7 @@ __all__ = [
     "EnvSpec",
     "EpisodeError",
     "EpisodeOver",
+    "EpisodeReplay",
     "EpisodeTimeout",
     "EvalConfig",
     "Evaluation",
@@ -134,6 +137,7 @@ __all__ = [
     "host",
     "list_envs",
     "register",
+    "replay_episode",
     "reward",
     "tool",
 ]

@@ -41,7 +41,10 @@ class VersionSpan:
 
 @dataclass
 class Turn:
-    """One call of the model: the exact ids that went in and came out."""
+    """One call of the model: the exact ids that went in and came out, and how they were sampled, seed included.
+
+    With the weights of its `weight_versions`, an engine that is sent `prompt_ids`, `media` and `sampling` gives `response_ids`
+    again (`relax replay --episode ID --model run`)."""
 
     prompt_ids: list[int]
     """Everything the engine conditioned on, media placeholders expanded."""
@@ -99,7 +102,9 @@ class Sample:
 
 @dataclass
 class Trajectory:
-    """One finished episode."""
+    """One finished episode, and what is needed to play it again: environment, task, seed, and each turn's tokens and sampling.
+
+    The task's row is not in it; it is read again by its index."""
 
     id: str
     env: str

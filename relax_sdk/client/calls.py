@@ -192,9 +192,10 @@ def reward_call(session: str, value: float, name: str) -> Call:
 def read_trajectory(body: Mapping[str, Any]) -> Trajectory:
     turns = [
         Turn(
-            **{name: value for name, value in turn.items() if name not in ("media", "weight_versions")},
+            **{name: value for name, value in turn.items() if name not in ("media", "weight_versions", "sampling")},
             media=[MediaRef(**ref) for ref in turn["media"]],
             weight_versions=[VersionSpan(**span) for span in turn["weight_versions"]],
+            sampling=SamplingParams(**turn["sampling"]) if turn.get("sampling") else None,
         )
         for turn in body["turns"]
     ]

@@ -109,9 +109,11 @@ def episode(
     for number, turn in enumerate(played.turns, 1):
         versions = sorted({span.version for span in turn.weight_versions})
         mean = sum(turn.response_logprobs) / max(1, len(turn.response_logprobs))
+        drawn = turn.sampling.sampling_seed if turn.sampling is not None else None
+        seed = "" if drawn is None else f", seed {drawn}"
         typer.echo(
             f"turn {number}: {len(turn.prompt_ids)} tokens in, {len(turn.response_ids)} out, {len(turn.media)} media, "
-            f"mean logprob {mean:.3f}, weights {', '.join(map(str, versions))}, {turn.finish_reason}"
+            f"mean logprob {mean:.3f}, weights {', '.join(map(str, versions))}, {turn.finish_reason}{seed}"
         )
     parts = ", ".join(f"{name} {value:g}" for name, value in played.rewards.items())
     typer.echo(f"{played.status}, reward {played.reward:g}" + (f" ({parts})" if parts else ""))

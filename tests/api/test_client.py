@@ -29,6 +29,8 @@ def test_an_episode(service: Service) -> None:
     assert isinstance(played, relax.Trajectory) and played.status is relax.Status.COMPLETED
     assert played.id == session.trajectory_id and len(played.turns[0].response_ids) == 1
     assert played.samples()[0].loss_mask[-1] == 1
+    sampling = played.turns[0].sampling
+    assert isinstance(sampling, relax.SamplingParams) and sampling.sampling_seed is not None
     with relax.Client(service.url) as client:
         assert client.media(played.turns[0].media[0].sha256)[:4] == b"RIFF"
         assert "tone-v0" in [env["id"] for env in client.envs()] and client.models()["data"]

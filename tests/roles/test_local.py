@@ -20,8 +20,10 @@ from our_processes import children
 from prepared_job import prepared_job
 from relax_server.journal import open_journal
 from relax_server.roles.layout import RunLayout
+from typer.testing import CliRunner
 
 import relax_sdk as relax
+from relax_sdk.cli import app
 
 SMALL = dict(
     rollout={"groups_per_step": 4, "group_size": 4, "max_turns": 1},
@@ -159,13 +161,36 @@ def test_a_longer_run_goes_on_where_the_first_ended(tmp_path):
     assert counts.acked == 4 * 4
 
 
-@pytest.mark.parametrize("settings", [{"mode": "colocate"}, {"mode": "async", "max_staleness": 0}])
-def test_on_policy_modes_never_train_on_old_samples(tmp_path, settings):
+def tokens_of(run: relax.Run, tasks: int) -> dict[str, list[list[int]]]:
+    """The response tokens of every episode of the first train tasks, by its id without the run's name."""
+    journal = open_journal(RunLayout(run.folder).journal)
+    groups = journal.groups(run.folder.name, limit=1000)
+    journal.close()
+    played = (t for group in groups if group.task_index < tasks for t in group.trajectories)
+    return {t.id.partition("/")[2]: [turn.response_ids for turn in t.turns] for t in played}
+
+
+def test_on_policy_runs_of_one_seed_are_the_same_run_in_either_mode(tmp_path):
+    """No sample is old, the tokens are equal, and, as the ratio is to the trainer's own logprobs, the weights are, too."""
+    same = {"algorithm": {"old_logprobs": "recompute", "correction": "none"}}
     replay = {"training": SMALL["training"] | {"replay_routes": True}}
-    run = trainer(tmp_path / "run", **settings, **replay).fit(steps=3, progress=False)
-    assert [row["staleness_max"] for row in run.metrics] == [0, 0, 0]
-    assert run.metrics[-1]["dropped_total"] == 0
-    assert max(row["logprob_gap_max"] for row in run.metrics) <= SAME_WEIGHTS
+    runs = []
+    for settings in ({"mode": "colocate"}, {"mode": "async", "max_staleness": 0}):
+        run = trainer(tmp_path / settings["mode"], seed=3, **settings, **replay, **same).fit(steps=3, progress=False)
+        assert [row["staleness_max"] for row in run.metrics] == [0, 0, 0]
+        assert run.metrics[-1]["dropped_total"] == 0
+        assert max(row["logprob_gap_max"] for row in run.metrics) <= SAME_WEIGHTS
+        runs.append(run)
+    first, second = (tokens_of(run, 3 * 4) for run in runs)
+    assert first == second and len(first) == 3 * 4 * 4
+    assert (runs[0].weights / "model.safetensors").read_bytes() == (runs[1].weights / "model.safetensors").read_bytes()
+
+
+def test_an_episode_of_a_run_is_played_again_with_the_weights_it_was_played_with(finished):
+    result = CliRunner().invoke(app, ["replay", str(finished.folder), "--episode", "eval/3/1", "--model", "run"])
+    assert result.exit_code == 0, result.output
+    assert "the same: observations, actions, rewards, " in result.stdout and "sampled tokens" in result.stdout
+    assert "note:" not in result.stdout and not left_behind()
 
 
 def test_colocate_takes_the_engines_memory_only_after_an_evaluation(tmp_path):

@@ -126,7 +126,7 @@ async def test_an_episode_is_found_by_its_id_or_its_beginning(bench, tmp_path):
     assert (trajectory.group_index, split) == (11, "train")
     with pytest.raises(ConfigError, match=r"12 episodes of run begin with 'train/7': run/train/7/0, .*…"):
         read_episode(config, layout, "train/7")
-    with pytest.raises(ConfigError, match=r"no episode 'train/5/12'; the nearest of 24: run/train/5/1"):
+    with pytest.raises(ConfigError, match=r"no episode 'train/5/12'; the nearest of 24: run/train/5/"):
         read_episode(config, layout, "train/5/12")
     with pytest.raises(ConfigError, match="has no journal"):
         read_episode(config, RunLayout(tmp_path), "train/5/1")

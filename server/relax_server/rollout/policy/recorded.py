@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from relax_sdk.session import EpisodeOver
+from relax_sdk.errors import EpisodeOver
 from relax_sdk.trajectory import Turn
 from relax_server.engines.base import Generation, MediaItem
 from relax_server.rollout.calls import CallOptions
