@@ -13,7 +13,7 @@ from relax_server.rollout.environment import EnvRunner
 from relax_server.rollout.media import MediaIntake
 from relax_server.rollout.policy.base import Policy
 from relax_server.rollout.policy.tokens import Sampled, TokenPolicies, TokenPolicy
-from relax_server.rollout.recorder import Prompt
+from relax_server.rollout.recorder import RecordedPrompt
 from relax_server.rollout.rendering import Renderer
 
 
@@ -47,7 +47,7 @@ class RecordedPolicy(TokenPolicy):
         self._shared = shared
         self._calls = itertools.count()
 
-    async def sample(self, prompt: Prompt, media: tuple[MediaItem, ...], room: int, options: CallOptions) -> Sampled:
+    async def sample(self, prompt: RecordedPrompt, media: tuple[MediaItem, ...], room: int, options: CallOptions) -> Sampled:
         number = next(self._calls)
         if number >= len(self._shared.recorded):
             raise EpisodeOver("the record has no further turn")
