@@ -1,4 +1,4 @@
-"""Decoding: pixels and samples out of encoded bytes. A decoder is opened, used and closed in one call: a shared one crashes."""
+"""Pixels and samples out of encoded bytes. A decoder is opened, used and closed in one call: a shared one crashes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_AMPLITUDE = 16.0
 """A sample of full scale is 1.0. Mixed sounds go a little beyond; a sample beyond this was never divided by its full scale."""
 
 MAX_FRAME_BYTES = 4 * 2**30
-"""What the decoded frames of one film may take, in bytes."""
+"""Bytes that the decoded frames of one film may take."""
 
 FEW_FRAMES = 64
 """So many frames of any size that is allowed are within `MAX_FRAME_BYTES`; the size of a frame then need not be known."""

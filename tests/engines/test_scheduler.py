@@ -12,8 +12,8 @@ from relax_server.engines.embedded.core import Prompt, RequestError, Sequence
 from relax_server.engines.embedded.model import ModelRunner
 from relax_server.engines.embedded.sampling import Sampling
 from relax_server.engines.embedded.scheduler import Scheduler, SchedulerConfig
-from relax_server.engines.embedded.weights import read_folder
 from relax_server.models.catalog import resolve_model
+from relax_server.models.weight_files import read_weights
 
 from relax_sdk.errors import ConfigError
 
@@ -197,7 +197,7 @@ def test_half_a_prompt_of_old_weights_is_computed_again_after_an_update(llama: R
     early, late = (sequence(ids, 4, i) for i in range(2))
     run(scheduler, [early], steps=1)
     assert 0 < early.computed < 50
-    control.update_weights(read_folder(new.processor.path), "1", flush=True, abort_all=False)
+    control.update_weights(read_weights(new.processor.path), "1", flush=True, abort_all=False)
     run(scheduler, [late])
     check(new, early)
     check(new, late)
@@ -216,7 +216,7 @@ def test_an_update_between_two_prefill_chunks_leaves_the_sequences_that_generate
     run(scheduler, [half], steps=1)
     assert (generating.computed, half.computed, half.out_ids) == (13, 30, [])
     control.pause("in_place")
-    control.update_weights(read_folder(new.processor.path), "1", flush=True, abort_all=False)
+    control.update_weights(read_weights(new.processor.path), "1", flush=True, abort_all=False)
     control.resume()
     run(scheduler, [])
     assert generating.versions == ["0"] * 4 + ["1"] * 4 and generating.n_retractions == 0
@@ -240,7 +240,7 @@ def test_a_retracted_sequence_is_computed_again_by_one_version_too(llama: Refere
     control.resume()
     run(scheduler, [], steps=1)
     assert item.computed == 30
-    control.update_weights(read_folder(new.processor.path), "1", flush=True, abort_all=False)
+    control.update_weights(read_weights(new.processor.path), "1", flush=True, abort_all=False)
     run(scheduler, [])
     expected = new.logprobs(item.prompt.ids, item.out_ids)[3:]
     assert item.versions == ["0"] * 3 + ["1"] * 3
@@ -298,7 +298,7 @@ def test_released_memory_is_really_given_back(llama: Reference):
         control.update_weights({}, "1", flush=True, abort_all=False)
     control.restore(TAGS)
     assert control.refusal is not None
-    control.update_weights(read_folder(llama.processor.path), "1", flush=True, abort_all=False)
+    control.update_weights(read_weights(llama.processor.path), "1", flush=True, abort_all=False)
     assert control.refusal is None
     item = sequence([20, 30, 40], 3, 0)
     run(scheduler, [item])

@@ -5,6 +5,7 @@ import torch
 import transformers
 from relax_server.engines.embedded import weights
 from relax_server.models.catalog import resolve_model
+from relax_server.models.weight_files import read_weights
 from safetensors.torch import save_file
 
 from relax_sdk.errors import ConfigError
@@ -24,7 +25,7 @@ def load(name: str, seed: int = 0):
 def test_an_updated_model_equals_a_freshly_loaded_one(name, prefix):
     model, _ = load(name)
     other, folder = load(name, 1)
-    tensors = {prefix + n: t for n, t in weights.read_folder(folder).items()}
+    tensors = {prefix + n: t for n, t in read_weights(folder).items()}
     weights.copy(weights.assign(model, tensors))
     expected = other.state_dict()
     assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
@@ -55,7 +56,7 @@ def test_fused_and_tied_names_are_understood():
 def test_what_does_not_fit_is_named_and_nothing_changes(change, says):
     model, folder = load("relax/tiny-omni")
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    tensors = weights.read_folder(folder)
+    tensors = read_weights(folder)
     change(tensors)
     with pytest.raises(ConfigError, match=says):
         weights.assign(model, tensors)
@@ -64,9 +65,9 @@ def test_what_does_not_fit_is_named_and_nothing_changes(change, says):
 
 def test_damaged_files_are_named(tmp_path):
     with pytest.raises(ConfigError, match="safetensors"):
-        weights.read_folder(tmp_path)
+        read_weights(tmp_path)
     save_file({"a": torch.zeros(100)}, tmp_path / "model.safetensors")
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-50])
     with pytest.raises(ConfigError, match=r"model\.safetensors: cannot be read"):
-        weights.read_folder(tmp_path)
+        read_weights(tmp_path)

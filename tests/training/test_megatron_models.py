@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from relax_server.models.catalog import resolve_model
 from relax_server.models.processor import Processor
+from relax_server.models.weight_files import read_weights
 from training_data import (
     TINY,
     answer,
@@ -72,12 +73,12 @@ def _load(path: Path, **options: Any):
 
 def round_trip(path: Path) -> dict[str, Any]:
     import torch
-    from relax_server.training.megatron import folder, hf
+    from relax_server.training.megatron import hf
     from relax_server.training.megatron.build import load_weights
     from transformers import AutoConfig, AutoModelForCausalLM, Qwen3OmniMoeThinkerForConditionalGeneration
 
     loaded = _load(path)
-    disk, back = folder.read_weights(path), loaded.hf_weights()
+    disk, back = read_weights(path), loaded.hf_weights()
     is_omni = AutoConfig.from_pretrained(path).model_type == "qwen3_omni_moe_thinker"
     cls = Qwen3OmniMoeThinkerForConditionalGeneration if is_omni else AutoModelForCausalLM
     memory = cls.from_pretrained(path).state_dict()
@@ -115,7 +116,7 @@ def load_damaged(path: Path, change: str) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         damaged = Path(temporary)
         shutil.copy(path / "config.json", damaged)
-        weights = folder.read_weights(path)
+        weights = read_weights(path)
         if change == "missing":
             del weights["model.layers.1.self_attn.q_proj.weight"]
         elif change == "unexpected":

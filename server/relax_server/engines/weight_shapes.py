@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
-
-from relax_sdk.errors import EngineError
+from relax_sdk.errors import ConfigError, EngineError
+from relax_server.models import weight_files
 from relax_server.models.layout import model_config
 
 
@@ -61,22 +59,12 @@ class WeightShapes:
 
 
 def read_shapes(folder: Path) -> dict[str, list[int]]:
-    """Name and shape of every weight in a folder, from the heads of its safetensors files (the format's first 8 bytes are the
-    length of a JSON header).
+    """Name and shape of every weight in a folder.
 
     Raises:
-        EngineError: no such files, or one is damaged.
+        EngineError: no weights there, or a file is damaged.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise EngineError(f"{folder}: no *.safetensors file there")
-    shapes: dict[str, list[int]] = {}
-    for file in files:
-        try:
-            with file.open("rb") as handle:
-                (length,) = struct.unpack("<Q", handle.read(8))
-                head = orjson.loads(handle.read(length))
-        except (OSError, ValueError, OverflowError, MemoryError, struct.error) as error:
-            raise EngineError(f"{file}: cannot be read ({error})") from error
-        shapes |= {name: row["shape"] for name, row in head.items() if name != "__metadata__"}
-    return shapes
+    try:
+        return weight_files.read_shapes(folder)
+    except ConfigError as error:
+        raise EngineError(str(error)) from error

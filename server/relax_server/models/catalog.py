@@ -14,7 +14,7 @@ from relax_sdk.errors import ConfigError
 from relax_server.models.tokenizer import SPECIAL, byte_tokenizer
 
 FORMAT = 3
-"""Raised when the recipe of a built-in model changes, so that old folders in the cache are not used."""
+"""The version of the built-in recipes: a change of a recipe raises it, so that old folders in the cache are not used."""
 
 
 def cache_root() -> Path:

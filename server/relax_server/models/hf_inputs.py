@@ -20,8 +20,8 @@ def hf_inputs(features: Sequence[MediaFeatures]) -> dict[str, Tensor]:
         features: in the order of their placeholders.
 
     Returns:
-        Of images `pixel_values` float32 [patches, channels] and `image_grid_thw` int64 [images, 3]; of videos the same with
-        their names and `video_second_per_grid` [videos]; of sounds `input_features` float32 [sounds, mel, frames] padded with
+        For images `pixel_values` float32 [patches, channels] and `image_grid_thw` int64 [images, 3]; for videos the same with
+        their names and `video_second_per_grid` [videos]; for sounds `input_features` float32 [sounds, mel, frames] padded with
         zeros and `feature_attention_mask` int64 [sounds, frames].
     """
     import torch

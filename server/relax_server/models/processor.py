@@ -1,4 +1,4 @@
-"""All of a model folder except its weights: tokens, chat template, media features and positions.
+"""A model folder without its weights: tokens, chat template, media features and positions.
 
 Token ids come in two forms. In *wire* form each media item is one placeholder, as the SGLang API takes them. *Expanded*
 ids hold one placeholder per embedding, as the model sees them.
@@ -26,7 +26,7 @@ from relax_server.models.shared_features import SharedFeatures
 __all__ = ["MediaFeatures", "Processor", "Rendered"]
 
 MARK = "\u2402answer\u2403"
-"""Stands for a response while the template around it is found out."""
+"""A text that stands for a response while the template around it is found out."""
 
 FEATURE_CACHE_BYTES = 256 * 2**20
 
@@ -243,7 +243,7 @@ class Processor:
         return made
 
     def has_features(self, sha256: str) -> bool:
-        """Whether `features` would answer from its cache, so that the bytes need not be read."""
+        """Whether the features of this item are in the cache, so that its bytes need not be read."""
         with self._lock:
             return sha256 in self._features
 

@@ -174,7 +174,7 @@ class AudioSettings:
 
 @dataclass(frozen=True)
 class ProcessorConfig:
-    """All that a folder says of media."""
+    """All settings for media of one model folder."""
 
     image: PatchSettings
     video: PatchSettings

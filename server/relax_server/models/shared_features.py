@@ -26,7 +26,7 @@ class SharedFeatures:
 
     Args:
         folder: in shared memory, readable by this run's processes only; made, and removed, by whoever starts them.
-        max_bytes: of what this writer leaves there.
+        max_bytes: bytes that this writer may leave there.
     """
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
@@ -39,7 +39,7 @@ class SharedFeatures:
         return self.folder / f"{kind}-{sha256}"
 
     def get(self, sha256: str, kind: Kind) -> MediaFeatures | None:
-        """What another process, or this one, has put there; None where it is not, or not any more."""
+        """The features that some process has put there; None where there are none, or none any more."""
         try:
             with safe_open(self._file(sha256, kind), framework="numpy") as file:
                 note = file.metadata() or {}

@@ -52,7 +52,7 @@ class Control:
         are computed again, so that no prompt is of two versions.
 
         Args:
-            tensors: from `weights.read_folder`.
+            tensors: from `models.weight_files.read_weights`.
             version: what new tokens carry; None keeps the present one.
             flush: whether cached prefixes are forgotten too; without it they, and the first half of a prompt, stay as the
                 old weights computed them.

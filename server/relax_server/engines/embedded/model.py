@@ -15,6 +15,7 @@ from relax_sdk.errors import ConfigError
 from relax_server.engines.embedded import attention, weights
 from relax_server.engines.embedded.kv_pool import KVPool
 from relax_server.models.media_features import MediaFeatures
+from relax_server.models.weight_files import read_weights
 
 TEXT_MODELS = ("llama", "qwen2", "qwen3", "qwen3_moe")
 OMNI_MODEL = "qwen3_omni_moe_thinker"
@@ -78,7 +79,7 @@ class ModelRunner:
             self._record_routes()
         self._layout: attention.Layout | None = None
         self._shapes: dict[str, torch.Size] = {}
-        weights.assign(self.model, weights.read_folder(path))  # what cannot be updated later is refused now
+        weights.assign(self.model, read_weights(path))  # what cannot be updated later is refused now
 
     def new_pool(self, capacity: int, routes: bool) -> KVPool:
         return KVPool(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.route_top_k if routes else 0)

@@ -19,9 +19,9 @@ from relax_server.engines.embedded.loop import ModelLoop
 from relax_server.engines.embedded.prompts import PromptBuilder
 from relax_server.engines.embedded.sampling import Sampling
 from relax_server.engines.embedded.web import EventStream, error_bodies, json_body, json_response
-from relax_server.engines.embedded.weights import read_folder
 from relax_server.engines.embedded.wire import meta_info, parse_sampling
 from relax_server.models.media_features import Kind
+from relax_server.models.weight_files import read_weights
 
 T = TypeVar("T")
 
@@ -252,7 +252,7 @@ class EngineServer:
             flush, abort_all = bool(body.get("flush_cache", True)), bool(body.get("abort_all_requests", False))
             async with self._update:
                 self.control.require_weights()
-                tensors = await asyncio.to_thread(read_folder, Path(path))
+                tensors = await asyncio.to_thread(read_weights, Path(path))
                 held = await self.command(
                     lambda: self.control.update_weights(tensors, None if version is None else str(version), flush, abort_all)
                 )

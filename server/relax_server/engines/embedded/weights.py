@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from relax_sdk.errors import ConfigError
 
 _OMNI_PREFIXES = (("model.", "model.language_model."), ("visual.", "model.visual."), ("audio_tower.", "model.audio_tower."))
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
-
-
-def read_folder(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the folder's safetensors files by their names there, mapped from disk or shared memory.
-
-    Raises:
-        ConfigError: no such files, or one is damaged.
-    """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(f"{folder}: no *.safetensors file there")
-    tensors: dict[str, torch.Tensor] = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as handle:
-                for name in handle.keys():  # noqa: SIM118 - not a dict
-                    tensors[name] = handle.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ConfigError(f"{file}: cannot be read ({error})") from error
-    return tensors
 
 
 def assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from relax_server.training.megatron import folder, hf
+from relax_server.models.weight_files import read_weights
+from relax_server.training.megatron import hf
 from relax_server.training.megatron.config import OMNI_TYPE, transformer_config
 from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.omni import OmniModel
@@ -56,7 +57,7 @@ def load_model(
     """
     device = device or torch.device("cpu")
     model = build_model(hf_config, dtype=dtype, device=device, recompute=recompute)
-    weights = folder.read_weights(path)
+    weights = read_weights(path)
     names = [name for name, _ in model.named_parameters()]
     links = hf.model_links(hf_config, hf.Layout.of(weights, str(path)), names)
     load_weights(model, links, weights, str(path))

@@ -1,8 +1,7 @@
-"""Weights of a Hugging Face folder: read from safetensors, written so that a reader never sees half a file."""
+"""Writing a Hugging Face folder, so that a reader never sees half a file."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import uuid
@@ -11,33 +10,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from relax_sdk.errors import ConfigError
+from relax_server.models.weight_files import WEIGHTS
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 _NOT_COPIED = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
-
-
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of `model.safetensors`, or of the shards its index names.
-
-    Raises:
-        ConfigError: neither file is there, or a shard is missing.
-    """
-    from safetensors.torch import load_file
-
-    if (folder / WEIGHTS).exists():
-        files = [WEIGHTS]
-    elif (folder / INDEX).exists():
-        files = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-    else:
-        raise ConfigError(f"{folder}: neither {WEIGHTS} nor {INDEX}")
-    weights: dict[str, Tensor] = {}
-    for name in files:
-        if not (folder / name).exists():
-            raise ConfigError(f"{folder}: {INDEX} names {name}, which is missing")
-        weights |= load_file(folder / name)
-    return weights
 
 
 def write_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
