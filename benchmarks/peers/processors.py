@@ -77,11 +77,13 @@ class Processors:
         named = [json.loads(f.read_text()).get("processor_class") for f in folder.glob("*processor_config.json")]
         self.whole: Any = None
         self.video: Any = None
-        if "Qwen3OmniMoeProcessor" in named:
+        if images == "pil":
+            pass  # films cannot be prepared
+        elif "Qwen3OmniMoeProcessor" in named:
             from transformers import Qwen3OmniMoeProcessor
 
             self.whole = Qwen3OmniMoeProcessor.from_pretrained(folder)
-        elif images == "torchvision":
+        else:
             from transformers import AutoVideoProcessor
 
             self.video = AutoVideoProcessor.from_pretrained(folder)
