@@ -47,6 +47,8 @@ class Origin:
     """Where Python found the module, to be put on `sys.path`; None for installed packages."""
     registered: bool = False
     """Importing the module registers the environment."""
+    from_code: bool = True
+    """Importing the module gives all of it; False where tasks or arguments were given beside the class."""
     python: str = ""
     """The version that made the copy, such as `3.11`."""
     no_copy: str | None = None
@@ -82,6 +84,7 @@ def keep_origin(spec: EnvSpec, agent: AgentLike, folder: Path) -> None:
         None if file is None else str(file),
         None if installed else str(Path.cwd() if file is None else _root(module, file)),
         spec.registered_in is not None,
+        _importable(spec, cls),
         _python(),
         examples=gives_examples(cls),
         agent=described,
@@ -128,7 +131,7 @@ def load_origin(folder: Path, id: str, env: str | type[Env] | EnvSpec | None = N
                 raise RegistryError(f"{why}, and {error}. {_how(id)}") from error
         else:
             spec = _load(folder, origin)
-    return replace(spec, id=id), agent
+    return spec if spec.id == id else replace(spec, id=id), agent
 
 
 def _load(folder: Path, origin: Origin) -> EnvSpec:
@@ -151,6 +154,8 @@ def _load(folder: Path, origin: Origin) -> EnvSpec:
 
 
 def _from_code(origin: Origin) -> EnvSpec:
+    if not origin.from_code:
+        raise RegistryError("its tasks or arguments were given beside its class when the run began")
     if origin.module != "__main__":
         module = import_module_from(origin.module, origin.folder)
     elif origin.file is None:

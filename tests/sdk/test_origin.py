@@ -166,6 +166,21 @@ def test_what_is_registered_here_is_used(script):
     assert load_origin(folder, "adder-v0")[0].load() is Adder
 
 
+def test_tasks_that_were_given_beside_the_class_are_not_lost(script, tmp_path):
+    (tmp_path / "mine.py").write_text(ENV)
+    given = 'relax.EnvSpec("adder-v0", mine.Adder, tasks=[{"a": 41}])'
+    folder = script("import relax_sdk as relax\nimport mine\n" + TRAIN.replace('"adder-v0"', given))
+    assert asked(load_origin(folder, "adder-v0")[0]) == ["41 + 1?"]
+
+
+def test_a_run_that_went_on_is_loaded_from_its_code_still(script, tmp_path):
+    (tmp_path / "mine.py").write_text(ENV + REGISTER)
+    folder = script("import relax_sdk as relax\nimport mine\n" + TRAIN)
+    spec, agent = load_origin(folder, "adder-v0")
+    origin.keep_origin(spec, agent, folder)
+    assert json.loads((folder / NOTE).read_text())["from_code"]
+
+
 def test_an_agent_is_remembered(script):
     command = TRAIN.replace('folder="run"', 'folder="run", agent=["python", "play.py"]')
     assert load_origin(script(ENV + REGISTER + command), "adder-v0")[1] == ["python", "play.py"]
