@@ -125,10 +125,11 @@ def test_damaged_checkpoints_are_refused(worker, tmp_path, how, message):
         worker.run(damage, tmp_path, how)
 
 
-def refused_by_the_machine(folder: Path, how: str) -> tuple[str, str, bool]:
-    """A checkpoint that is whole, and a machine that cannot load or save it: the error, and whether it loads afterwards."""
+def refused_by_the_machine(folder: Path, how: str) -> tuple[str, str, list[str]]:
+    """A checkpoint that is whole, and a machine that cannot load or save it: the error, and what is left in the folder."""
     import errno
     import resource
+    import shutil
 
     import torch
     from megatron.core import dist_checkpointing
@@ -148,24 +149,31 @@ def refused_by_the_machine(folder: Path, how: str) -> tuple[str, str, bool]:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise raised[how]
 
-    limits = {"too many files": (resource.RLIMIT_NOFILE, 8), "a full disk": (resource.RLIMIT_FSIZE, 10_000)}
+    limits = {
+        "too many files": (resource.RLIMIT_NOFILE, 8),
+        "large files": (resource.RLIMIT_FSIZE, 10_000),
+        "a full disk": (resource.RLIMIT_FSIZE, 10_000),
+    }
     limit, value = limits.get(how, (resource.RLIMIT_NOFILE, 0))
     soft, hard = resource.getrlimit(limit)
     if how in limits:
         resource.setrlimit(limit, (value, hard))
     else:
         dist_checkpointing.load = refuse
+    usage = shutil.disk_usage
+    if how == "a full disk":
+        shutil.disk_usage = lambda path: usage(path)._replace(free=4096)  # type: ignore[assignment]
     try:
-        policy.save(folder / "d", {}) if how == "a full disk" else policy.load(folder / "c")
+        policy.save(folder / "d", {}) if limit == resource.RLIMIT_FSIZE else policy.load(folder / "c")
     except Exception as error:
         kind, message = type(error).__name__, str(error)
     else:
         kind, message = "", ""
     finally:
         resource.setrlimit(limit, (soft, hard))
-        dist_checkpointing.load = original
+        dist_checkpointing.load, shutil.disk_usage = original, usage
     policy.load(folder / "c")
-    return kind, message, (folder / "d").exists()
+    return kind, message, [f.name for f in folder.iterdir()]
 
 
 @pytest.mark.parametrize(
@@ -177,14 +185,15 @@ def refused_by_the_machine(folder: Path, how: str) -> tuple[str, str, bool]:
         ("a failing disk", "Input/output error"),
         ("in another rank", "MemoryError: allocation failed"),
         ("too many files", "Too many open files"),
-        ("a full disk", r"cannot be written now .*\d MB are free there"),
+        ("large files", r"cannot be written now .*\d MB are free there"),
+        ("a full disk", r"cannot be written now .*the disk is full"),
     ],
 )
 def test_a_machine_that_refuses_is_not_called_damage(worker, tmp_path, how, message):
-    kind, said, half = worker.run(refused_by_the_machine, tmp_path, how)
+    kind, said, left = worker.run(refused_by_the_machine, tmp_path, how)
     assert kind == "TrainingError"
     assert re.search(message, said) and "damaged" not in said
-    assert not half
+    assert left == ["c"], "nothing half written stays"
 
 
 def save_twice(folder: Path) -> dict[str, Any]:

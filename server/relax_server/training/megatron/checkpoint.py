@@ -28,6 +28,9 @@ HEADER = "relax.json"
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 """A file with one of these errors is not there; any other error says that it cannot be read or written now."""
 
+LITTLE = 1 << 20
+"""Bytes; with less than that left, a full disk is why a file cannot be written."""
+
 
 def differences(ours: Any, theirs: Any, at: str = "") -> list[str]:
     """List the places where two pieces of plain data differ, as `path: theirs here ours`."""
@@ -128,9 +131,19 @@ def save(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any], st
             _replace(partial, folder)
         dist.barrier()
     except (Exception, CheckpointException) as error:  # the latter is a BaseException
-        cause, free = _cause(error), shutil.disk_usage(folder.parent).free
-        what = f"{type(cause).__name__}: {cause}; {free / 1e6:.0f} MB are free there"  # torch does not name a full disk
+        cause, room = _cause(error), _room(folder.parent)
+        shutil.rmtree(partial, ignore_errors=True)
+        what = f"{type(cause).__name__}: {cause}; {room}"
         raise TrainingError(f"{folder}: the checkpoint cannot be written now ({what})") from error
+
+
+def _room(folder: Path) -> str:
+    """Say how much room a folder has: torch does not name a full disk in its errors."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return "the disk is full" if free < LITTLE else f"{free / 1e6:.0f} MB are free there"
 
 
 def _fingerprint(file: Path) -> dict[str, Any]:
