@@ -5,60 +5,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
+from relax_sdk.algorithm import AlgorithmConfig, OptimizerConfig
 from relax_sdk.errors import ConfigError
+from relax_sdk.field_checks import check_types, require
 
 Mode = Literal["async", "colocate"]
 EngineKind = Literal["embedded", "sglang", "vllm"]
 BusName = Literal["local", "transfer_queue"]
-
-
-def _require(ok: bool, owner: object, name: str, allowed: str) -> None:
-    if not ok:
-        raise ConfigError(f"{type(owner).__name__}.{name} = {getattr(owner, name)!r}; allowed: {allowed}")
-
-
-def _is_import(text: str) -> bool:
-    """Whether it has the form `package.module:function`."""
-    module, _, function = text.partition(":")
-    return function.isidentifier() and all(part.isidentifier() for part in module.split("."))
-
-
-_hints = cache(get_type_hints)
-
-
-def _check_types(owner: object) -> None:
-    """Compare every plain field with its annotation: numbers, words, choices, lists of token ids, `None` where allowed.
-
-    Lists become tuples, as YAML and JSON know no others.
-
-    Raises:
-        ConfigError: a value of another type; NaN; a word that is not among the choices.
-    """
-    for name, kind in _hints(type(owner)).items():
-        value = getattr(owner, name)
-        if kind in (tuple[int, ...], tuple[str, ...]):
-            (item_kind, _), words = get_args(kind), isinstance(value, str)
-            ok = isinstance(value, Sequence) and not words and all(type(item) is item_kind for item in value)
-            _require(ok, owner, name, "a list of integers" if item_kind is int else "a list of texts")
-            object.__setattr__(owner, name, tuple(value))
-        elif get_origin(kind) is Literal:
-            _require(value in get_args(kind), owner, name, ", ".join(map(str, get_args(kind))))
-        elif value is None and type(None) in get_args(kind):
-            continue
-        elif int in (kind, *get_args(kind)):
-            _require(type(value) is int, owner, name, "an integer")
-        elif kind is float:
-            _require(
-                isinstance(value, (int, float)) and type(value) is not bool and not math.isnan(value), owner, name, "a number"
-            )
-        elif kind in (bool, str):
-            _require(type(value) is kind, owner, name, "true or false" if kind is bool else "text")
 
 
 @dataclass(frozen=True)
@@ -80,12 +36,12 @@ class SamplingParams:
     """What the seeds of single answers are derived from; None: the run's `seed`. In `Turn.sampling`, the answer's own seed."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _require(self.max_new_tokens >= 1, self, "max_new_tokens", "1 or more")
-        _require(self.temperature >= 0, self, "temperature", "0 (greedy) or more")
-        _require(0 < self.top_p <= 1, self, "top_p", "above 0, at most 1")
-        _require(self.top_k == -1 or self.top_k >= 1, self, "top_k", "-1 (all) or 1 and more")
-        _require(all(self.stop), self, "stop", "texts that are not empty")
+        check_types(self)
+        require(self.max_new_tokens >= 1, self, "max_new_tokens", "1 or more")
+        require(self.temperature >= 0, self, "temperature", "0 (greedy) or more")
+        require(0 < self.top_p <= 1, self, "top_p", "above 0, at most 1")
+        require(self.top_k == -1 or self.top_k >= 1, self, "top_k", "-1 (all) or 1 and more")
+        require(all(self.stop), self, "stop", "texts that are not empty")
 
 
 @dataclass(frozen=True)
@@ -119,120 +75,16 @@ class RolloutConfig:
     episode_timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _require(self.groups_per_step >= 1, self, "groups_per_step", "1 or more")
-        _require(self.group_size >= 1, self, "group_size", "1 or more")
-        _require(self.max_turns >= 1, self, "max_turns", "1 or more")
-        _require(self.max_tokens >= 1, self, "max_tokens", "1 or more")
-        _require(self.max_retries >= 0, self, "max_retries", "0 or more")
-        _require(self.max_failed_groups >= 1, self, "max_failed_groups", "1 or more")
-        _require(self.concurrency >= 1, self, "concurrency", "1 or more")
+        check_types(self)
+        require(self.groups_per_step >= 1, self, "groups_per_step", "1 or more")
+        require(self.group_size >= 1, self, "group_size", "1 or more")
+        require(self.max_turns >= 1, self, "max_turns", "1 or more")
+        require(self.max_tokens >= 1, self, "max_tokens", "1 or more")
+        require(self.max_retries >= 0, self, "max_retries", "0 or more")
+        require(self.max_failed_groups >= 1, self, "max_failed_groups", "1 or more")
+        require(self.concurrency >= 1, self, "concurrency", "1 or more")
         for name in ("reset_timeout", "turn_timeout", "step_timeout", "score_timeout", "episode_timeout"):
-            _require(getattr(self, name) > 0, self, name, "above 0 seconds")
-
-
-ALGORITHMS: dict[str, tuple[str, ...]] = {
-    "advantage": ("dr_grpo", "grpo", "rloo"),
-    "policy_loss": ("clip",),
-    "correction": ("none", "tis"),
-    "kl_estimator": ("k2", "k3"),
-    "aggregation": ("sample_mean", "token_mean"),
-}
-"""Fields of `AlgorithmConfig` that name a function, with the names that ship; others are named `package.module:function`."""
-
-
-@dataclass(frozen=True)
-class AlgorithmConfig:
-    """GRPO and its relatives; formulas and sources are in `relax_server.training.algorithms`.
-
-    The fields of `ALGORITHMS` take a name that ships, or a function of yours as `package.module:function`, which the trainer
-    imports; `relax_server.training.algorithms.KINDS` says what it takes and returns.
-    """
-
-    advantage: str = "grpo"
-    """`grpo`, `dr_grpo` or `rloo`."""
-    credit: Literal["trajectory", "turn"] = "trajectory"
-    """`trajectory`: every token gets the episode's advantage.
-    `turn`: reward from this turn on, compared at the same turn within the group."""
-    gamma: float = 1.0
-    """Discount of later turns' rewards with `credit="turn"`; 0 where a turn's answer does not bear on later ones."""
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    """DAPO clip-higher."""
-    dual_clip: float = 3.0
-    """Bounds the loss of a token with a negative advantage at this times the advantage's size, however large the ratio."""
-    policy_loss: str = "clip"
-    """`clip`: the clipped surrogate of PPO with the three bounds above."""
-    aggregation: str = "token_mean"
-    """`token_mean`: every token of an update counts the same. `sample_mean`: every sample counts the same."""
-    entropy_coef: float = 0.0
-    """0.01 where `Trainer` trains a model from random weights."""
-    kl_coef: float = 0.0
-    """Against the weights that reinforcement learning began with: the model, or what the format warm-up made of it.
-    0 keeps no reference."""
-    kl_estimator: str = "k3"
-    """How the KL divergence enters the loss. `k3`, as in GRPO: its gradient is that of KL(reference || policy), which brings
-    back what has become unlikely. `k2`: that of KL(policy || reference), of lower variance; it lets go what is not sampled.
-    Tokens of an older policy are weighed by `correction`."""
-    old_logprobs: Literal["recompute", "engine"] = "engine"
-    """`engine`: the ratio is against what was sampled.
-    `recompute`: against the trainer's own logprobs before the update; `correction` then weighs the token. In the first
-    update on a batch this ratio is 1, so `clip_low` and `clip_high` act from the second one on."""
-    correction: str = "tis"
-    """Weight of a token that another policy has sampled. `tis`: the importance ratio, at most `tis_clip`. `none`: 1."""
-    tis_clip: float = 2.0
-    """The largest weight of `tis`."""
-    updates_per_batch: int = 1
-    """Optimizer steps taken on each batch; the batch is split by groups."""
-
-    def __post_init__(self) -> None:
-        _check_types(self)
-        _require(0 <= self.gamma <= 1, self, "gamma", "0 to 1")
-        _require(0 < self.clip_low < 1, self, "clip_low", "between 0 and 1")
-        _require(self.clip_high > 0, self, "clip_high", "above 0")
-        _require(self.dual_clip > 1, self, "dual_clip", "above 1")
-        _require(self.entropy_coef >= 0, self, "entropy_coef", "0 or more")
-        _require(self.kl_coef >= 0, self, "kl_coef", "0 or more")
-        _require(self.tis_clip > 0, self, "tis_clip", "above 0 (correction='none' turns it off)")
-        _require(self.updates_per_batch >= 1, self, "updates_per_batch", "1 or more")
-        for name, known in ALGORITHMS.items():
-            named = getattr(self, name)
-            _require(named in known or _is_import(named), self, name, f"{', '.join(known)}, or 'package.module:function'")
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """Megatron's AdamW and the learning-rate schedule.
-
-    The rate rises to `lr` over the warm-up and decays after it. On `fit(resume=True)` another number of steps lets the rate
-    go on from where it is, towards the new end; another `lr` is the new peak, to which it rises from where it is over
-    `warmup_steps`, or falls at once. `warmup_steps`, `decay`, `min_lr_ratio` and `clip_grad` may change as well; the others
-    belong to AdamW's moments and may not.
-    """
-
-    lr: float = 1e-6
-    """Suits full fine-tuning of a pretrained model; 5e-4 where `Trainer` trains a model from random weights."""
-    warmup_steps: int = 20
-    """Steps until `lr` is reached, but at most a quarter of the run."""
-    decay: Literal["linear", "constant"] = "linear"
-    """`linear`: from `lr` after the warm-up to `min_lr_ratio` of it at the last step."""
-    min_lr_ratio: float = 0.05
-    beta1: float = 0.9
-    beta2: float = 0.99
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip_grad: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_types(self)
-        _require(self.lr > 0, self, "lr", "above 0")
-        _require(self.warmup_steps >= 0, self, "warmup_steps", "0 or more")
-        _require(0 <= self.min_lr_ratio <= 1, self, "min_lr_ratio", "0 to 1")
-        _require(0 <= self.beta1 < 1, self, "beta1", "0 or more, below 1")
-        _require(0 <= self.beta2 < 1, self, "beta2", "0 or more, below 1")
-        _require(self.eps > 0, self, "eps", "above 0")
-        _require(self.weight_decay >= 0, self, "weight_decay", "0 or more")
-        _require(self.clip_grad > 0, self, "clip_grad", "above 0")
+            require(getattr(self, name) > 0, self, name, "above 0 seconds")
 
 
 @dataclass(frozen=True)
@@ -255,11 +107,11 @@ class TrainingConfig:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _require(self.token_budget >= 64, self, "token_budget", "64 or more")
-        _require(self.checkpoint_every >= 1, self, "checkpoint_every", "1 or more")
-        _require(self.keep_checkpoints >= 1, self, "keep_checkpoints", "1 or more")
-        _require(self.threads >= 1, self, "threads", "1 or more")
+        check_types(self)
+        require(self.token_budget >= 64, self, "token_budget", "64 or more")
+        require(self.checkpoint_every >= 1, self, "checkpoint_every", "1 or more")
+        require(self.keep_checkpoints >= 1, self, "keep_checkpoints", "1 or more")
+        require(self.threads >= 1, self, "threads", "1 or more")
 
 
 @dataclass(frozen=True)
@@ -272,9 +124,9 @@ class EvalConfig:
     """Tasks played at most."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _require(self.every >= 0, self, "every", "0 (only at the end) or more")
-        _require(self.limit >= 1, self, "limit", "1 or more")
+        check_types(self)
+        require(self.every >= 0, self, "every", "0 (only at the end) or more")
+        require(self.limit >= 1, self, "limit", "1 or more")
 
 
 @dataclass(frozen=True)
@@ -290,10 +142,10 @@ class WarmupConfig:
     lr: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _require(self.steps >= 0, self, "steps", "0 (none) or more")
-        _require(self.batch_size >= 1, self, "batch_size", "1 or more")
-        _require(self.lr > 0, self, "lr", "above 0")
+        check_types(self)
+        require(self.steps >= 0, self, "steps", "0 (none) or more")
+        require(self.batch_size >= 1, self, "batch_size", "1 or more")
+        require(self.lr > 0, self, "lr", "above 0")
 
 
 @dataclass(frozen=True)
@@ -313,14 +165,14 @@ class AutoscaleConfig:
     """Seconds after a change before the next one."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _require(self.min_engines >= 1, self, "min_engines", "1 or more")
+        check_types(self)
+        require(self.min_engines >= 1, self, "min_engines", "1 or more")
         off_or_more = self.max_engines == 0 or self.max_engines >= self.min_engines
-        _require(off_or_more, self, "max_engines", f"0 (off), or min_engines ({self.min_engines}) and more")
-        _require(0 < self.wait_above <= 1, self, "wait_above", "above 0, at most 1")
-        _require(0 <= self.wait_below < self.wait_above, self, "wait_below", f"0 to less than wait_above ({self.wait_above})")
-        _require(self.window > 0, self, "window", "above 0 seconds")
-        _require(self.cooldown >= self.window, self, "cooldown", f"window ({self.window}) or more seconds")
+        require(off_or_more, self, "max_engines", f"0 (off), or min_engines ({self.min_engines}) and more")
+        require(0 < self.wait_above <= 1, self, "wait_above", "above 0, at most 1")
+        require(0 <= self.wait_below < self.wait_above, self, "wait_below", f"0 to less than wait_above ({self.wait_above})")
+        require(self.window > 0, self, "window", "above 0 seconds")
+        require(self.cooldown >= self.window, self, "cooldown", f"window ({self.window}) or more seconds")
 
 
 @dataclass(frozen=True)
@@ -337,12 +189,12 @@ class RayConfig:
     """Ray's `runtime_env` of the roles: `working_dir`, `py_modules`, `env_vars`, `pip` and so on."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _require(self.object_store_mb >= 80, self, "object_store_mb", "80 or more")
-        _require(self.address is None or isinstance(self.address, str), self, "address", "host:port")
+        check_types(self)
+        require(self.object_store_mb >= 80, self, "object_store_mb", "80 or more")
+        require(self.address is None or isinstance(self.address, str), self, "address", "host:port")
         postgres = str(self.journal).startswith(("postgresql://", "postgres://"))
-        _require(self.journal is None or postgres, self, "journal", "postgresql://user@host/database")
-        _require(isinstance(self.runtime_env, dict), self, "runtime_env", "a dictionary, as for ray.init")
+        require(self.journal is None or postgres, self, "journal", "postgresql://user@host/database")
+        require(isinstance(self.runtime_env, dict), self, "runtime_env", "a dictionary, as for ray.init")
 
 
 @dataclass(frozen=True)
@@ -383,10 +235,10 @@ class RunConfig:
                 f"engine={self.engine!r}: a run starts its own engines, as training needs token ids and weight updates, which "
                 "a URL of the OpenAI API does not give. `relax eval ENV --engine-url URL` evaluates it"
             )
-        _check_types(self)
-        _require(self.steps >= 1, self, "steps", "1 or more")
-        _require(self.max_staleness >= 0, self, "max_staleness", "0 or more")
-        _require(self.engines >= 1, self, "engines", "1 or more")
+        check_types(self)
+        require(self.steps >= 1, self, "steps", "1 or more")
+        require(self.max_staleness >= 0, self, "max_staleness", "0 or more")
+        require(self.engines >= 1, self, "engines", "1 or more")
         self._check_algorithm()
         scale = self.autoscale
         if scale.max_engines and not scale.min_engines <= self.engines <= scale.max_engines:

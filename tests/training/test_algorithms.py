@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from relax_server.training import algorithms as rl
 
 from relax_sdk import ConfigError
-from relax_sdk.config import ALGORITHMS, AlgorithmConfig, SamplingParams
+from relax_sdk.algorithm import ALGORITHMS
+from relax_sdk.config import AlgorithmConfig, SamplingParams
 
 SETTINGS = AlgorithmConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0, tis_clip=2.0)
 
