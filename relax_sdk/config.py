@@ -60,7 +60,8 @@ class RolloutConfig:
     """A failed episode is tried again with the same seed (`max_retries` times, then dropped); kept with reward 0; dropped."""
     max_retries: int = 1
     max_failed_groups: int = 64
-    """The run ends when this many groups in a row have no usable episode."""
+    """The run ends when this many groups in a row have no usable episode; after those of a first batch (8 at least) already,
+    where none of the run was ever usable and all failed with the same error."""
     concurrency: int = 1024
     """Episodes in flight at once."""
     fork_agents: bool = True

@@ -144,6 +144,28 @@ async def test_the_run_ends_when_too_many_groups_in_a_row_are_unusable(bench):
     assert made.worker.stats().failures["EnvError"] >= 10
 
 
+async def test_a_run_whose_first_groups_all_fail_in_the_same_way_ends_early(bench):
+    class Broken(Ask):
+        def reset(self, *, seed=None, options=None):
+            raise ValueError(f"no data for task {options['task']['index']}")
+
+    made = bench(Broken, groups_per_step=10, group_size=1, max_retries=0, concurrency=1)
+    with pytest.raises(RunError, match=r"10 groups in a row had no usable episode.*raised ValueError: no data for task"):
+        await made.worker.run()
+
+
+async def test_first_groups_that_fail_in_different_ways_do_not_end_a_run_early(bench):
+    class Unlucky(Ask):
+        def reset(self, *, seed=None, options=None):
+            index = options["task"]["index"]
+            if index < 20:
+                raise [ValueError, KeyError][index % 2]("no data")
+            return super().reset(seed=seed, options=options)
+
+    made = bench(Unlucky, groups_per_step=4, group_size=1, max_retries=0, concurrency=1)
+    await play(made, 4)
+
+
 async def test_a_usable_group_in_between_resets_that_count(bench):
     class Half(Ask):
         def reset(self, *, seed=None, options=None):

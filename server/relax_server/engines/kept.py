@@ -55,7 +55,7 @@ class KeptProcess(ServerProcess):
         await super().stop(timeout)
 
     async def _ready(self, url: str, log_from: int) -> None:
-        """Until it answers; tells `progress` what its log says meanwhile."""
+        """Wait until it answers; tells `progress` what its log says meanwhile."""
         engine = HttpEngine(url)
         shown = ""
         try:

@@ -43,7 +43,7 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """Where it answers.
+        """The address at which it answers.
 
         Raises:
             EngineError: it was not started.
@@ -165,7 +165,7 @@ class EngineProcess(ServerProcess):
 
 
 async def _read_line(descriptor: int) -> str:
-    """What comes through a pipe until its other end is closed."""
+    """Read a line from a pipe; empty where its other end was closed before."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     pipe = os.fdopen(descriptor, "rb", 0)

@@ -41,11 +41,11 @@ class Venv:
 
     @property
     def build(self) -> str:
-        """How to get it."""
+        """The command that builds it."""
         return f"`relax engine {self.kind} --install`, or `make {self.folder}` in a checkout"
 
     def installed(self) -> Path:
-        """Where `--install` puts it."""
+        """The folder that `--install` puts it into."""
         return cache_root() / f"{self.kind}-{self.version}"
 
     def find(self, python: str | Path | None = None) -> Path:

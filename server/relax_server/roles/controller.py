@@ -262,7 +262,7 @@ class Controller:
         self.observer.stage(self.stopping.request(at_once))
 
     def stopped(self) -> RunError:
-        """What a run ends with that was asked to stop."""
+        """The error of a run that was asked to stop."""
         while self.figures.begun and not self.inbox.empty():
             message = self.inbox.get_nowait()
             if isinstance(message, StepDone):  # trained, and inside the checkpoint

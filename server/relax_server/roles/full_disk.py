@@ -15,7 +15,7 @@ LITTLE = 1 << 20
 
 
 def full_disk(error: BaseException, folders: tuple[Path, ...]) -> str | None:
-    """What to say of an error that comes from a full disk; None where it comes from something else.
+    """The message for an error that comes from a full disk; None where it comes from something else.
 
     Args:
         error: with what it was raised from.

@@ -41,7 +41,7 @@ class Role(Protocol):
         ...
 
     def kill(self) -> None:
-        """For one that hangs."""
+        """SIGKILL, for a role that hangs."""
         ...
 
     def log_tail(self) -> str:
@@ -137,7 +137,7 @@ class Host(Protocol):
 
     @property
     def journal(self) -> str | None:
-        """Where groups are kept; None: in the run folder."""
+        """The database that keeps the groups; None: a file in the run folder."""
         ...
 
 

@@ -149,7 +149,7 @@ class MainRoles:
                 message = died.message
 
     def ended(self, message: Died) -> RunError:
-        """What a run ends with whose role died before it could begin."""
+        """The error of a run whose role died before it could begin."""
         return RunError(f"the {message.role} process ended ({message.how}); end of {message.log}:\n{self._log(message)}")
 
     def _log(self, message: Died) -> str:

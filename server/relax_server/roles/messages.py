@@ -356,7 +356,7 @@ class Died:
 
     @property
     def how(self) -> str:
-        """How it ended, in words."""
+        """The end of the process, in words."""
         if self.cause:
             return self.cause
         if self.returncode is None or self.returncode >= 0:

@@ -191,7 +191,7 @@ class PolicyRole:
         return dataclasses.replace(batch, waited=batch.waited + waited)
 
     def take_fields(self, batch: Batch, fields: FieldQueue) -> Given | None:
-        """What other roles compute of a batch, once it is there; None when a `Stop` came first.
+        """Fields of a batch that other roles compute, once it is there; None when a `Stop` came first.
 
         Raises:
             RunError: it did not come in time.

@@ -62,7 +62,7 @@ class EngineSlot:
 
     @property
     def url(self) -> str:
-        """Where it answers; empty before it is started."""
+        """The address at which it answers; empty before it is started."""
         try:
             return self.address if self.process is None else self.process.url
         except EngineError:

@@ -70,5 +70,5 @@ class Stopping:
 
     @property
     def seconds(self) -> float:
-        """For a role to end by itself."""
+        """Seconds in which a role may end by itself."""
         return 0.0 if self.at_once else ROLE_SECONDS if self.requested else STOP_SECONDS

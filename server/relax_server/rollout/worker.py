@@ -39,6 +39,8 @@ ROW_TIMEOUT = 300.0
 """Seconds for one row of the tasks; a streamed dataset may download first."""
 COMMIT_LANES = 10_000
 """First lane of the timeline for commits, below those of the groups."""
+FIRST_FAILURES = 8
+"""Groups that fail in the same way before any was usable, and end the run, or those of a batch where it has more."""
 STOP_TIMEOUT = 3.0
 """Seconds in which cancelled episodes must end."""
 
@@ -120,6 +122,8 @@ class RolloutWorker:
         self._stopping = self._draining = False
         self._error: BaseException | None = None
         self._failed_in_a_row = 0
+        self._failures: set[str] = set()
+        """Kinds of errors that groups failed with."""
         self._episodes, self._tokens = Rate(), Rate()
         self.warmup_played = self.warmup_episodes = 0
         """Episodes of the format warm-up that have ended, and how many there will be."""
@@ -271,11 +275,20 @@ class RolloutWorker:
             self._count(result.group.trajectories)
             return
         self._failed_in_a_row += 1
-        if self._failed_in_a_row >= self.config.rollout.max_failed_groups and self._error is None:
+        self._failures.add(_kind(result.error))
+        if self._failed_in_a_row >= self._most_failures and self._error is None:
             self._error = RunError(
                 f"run {self.run_name}: {self._failed_in_a_row} groups in a row had no usable episode; the last failure: "
                 f"{result.error or 'no response tokens'}. Mend the environment and resume the run"
             )
+
+    @property
+    def _most_failures(self) -> int:
+        """Groups in a row that may fail; few where no group of the run was ever usable, and all failed in the same way."""
+        rollout = self.config.rollout
+        if self.admission.committed or len(self._failures) > 1:
+            return rollout.max_failed_groups
+        return min(rollout.max_failed_groups, max(rollout.groups_per_step, FIRST_FAILURES))
 
     def _run_error(self, error: BaseException) -> RunError:
         what = str(error) if isinstance(error, RelaxError) else f"{type(error).__name__}: {error}"
@@ -419,3 +432,9 @@ class RolloutWorker:
             task.cancel()
         if self._groups:
             await asyncio.wait(self._groups, timeout=STOP_TIMEOUT)
+
+
+def _kind(error: str | None) -> str:
+    """The exception of an error and the line that raised it: what differs by task is left out."""
+    raised = (error or "no response tokens").rpartition("raised ")[2]
+    return f"{raised.partition(':')[0]} {raised.rpartition('(')[2]}"

@@ -55,7 +55,7 @@ def find_python(python: str | Path | None = None) -> Path:
 
 
 async def look(python: Path) -> SglangEnvironment:
-    """What an environment holds.
+    """The packages of an environment.
 
     Raises:
         ConfigError: no SGLang in it, or it does not run.

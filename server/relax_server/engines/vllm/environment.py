@@ -42,7 +42,7 @@ class VllmEnvironment:
 
 
 async def look(python: Path) -> VllmEnvironment:
-    """What an environment holds.
+    """The packages of an environment.
 
     Raises:
         ConfigError: no vLLM in it, or it does not run.

@@ -132,7 +132,7 @@ def _require_text(name: str, config: Mapping[str, Any]) -> None:
 
 
 def _bytes_per_token(config: Mapping[str, Any], dtype: str) -> int:
-    """Of keys and values in all layers."""
+    """Bytes that the keys and values of one token take in all layers."""
     heads = int(config["num_attention_heads"])
     width = int(config.get("head_dim") or config["hidden_size"] // heads)
     keys = int(config.get("num_key_value_heads") or heads)

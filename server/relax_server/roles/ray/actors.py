@@ -123,7 +123,7 @@ class EngineActor:
         return self._process.url, self._process.pid
 
     async def progress(self) -> AsyncIterator[str]:
-        """What it is doing, until it is started."""
+        """Yields what the engine is doing, until it is started."""
         while (told := await self._told.get()) is not None:
             yield told
 

@@ -44,7 +44,7 @@ class Places(Protocol):
 
     @property
     def needed(self) -> tuple[Path, ...]:
-        """What every node must see."""
+        """Folders that every node must see."""
         ...
 
     def role_options(self, name: str, threads: int) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class RayEngine:
 
     @property
     def url(self) -> str:
-        """Where it answers.
+        """The address at which it answers.
 
         Raises:
             EngineError: it was not started.

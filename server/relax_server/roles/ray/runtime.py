@@ -53,7 +53,7 @@ class RayRuntime:
         return LocalModel(job, tell)
 
     def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
-        """What a run would find in the cluster.
+        """Findings on whether the cluster can carry a run out.
 
         Args:
             folder: where runs will be kept.
