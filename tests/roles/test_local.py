@@ -295,7 +295,7 @@ def test_shared_memory_that_vanishes_is_made_again(tmp_path):
     gone: list[Path] = []
     watch, run = fit_watched(trainer(tmp_path / "run"), 6, clean_up)
     assert len(gone) == 1
-    went_on(watch, run, 6)
+    went_on(watch, run, 6, replaced=1)
 
 
 def test_an_engine_lost_too_often_ends_the_run(tmp_path, monkeypatch):
