@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from relax_sdk.errors import ConfigError, RewardError
+from relax_sdk.retrying import PASSING, retry_after, retrying
 from relax_sdk.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ PROMPT = """Here is a conversation.
 How well did the assistant do? Answer with one number from {low} (worst) to {high} (best) and nothing else."""
 
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
-_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
-"""HTTP statuses that may pass; all others are final."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,6 @@ class Judge:
         return (number - low) / (high - low)
 
     async def _ask(self, question: str) -> str:
-        import httpx
-
         messages = [{"role": "system", "content": self.system}] if self.system else []
         body = {
             "model": self.model,
@@ -113,25 +110,55 @@ class Judge:
         }
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         url = self.base_url.rstrip("/") + "/chat/completions"
-        problem = ""
-        async with httpx.AsyncClient(timeout=self.timeout, headers=headers) as client:
-            for attempt in range(self.attempts):
-                wait = min(10.0, self.backoff * 2**attempt) * random.uniform(0.5, 1.0)
-                try:
-                    async with asyncio.timeout(self.timeout):  # httpx limits each read, not the whole
-                        response = await client.post(url, json=body)
-                except (httpx.TransportError, TimeoutError) as error:
-                    problem = f"{type(error).__name__} {error}".strip()
-                else:
-                    if response.is_success:
-                        return _content(self, response)
-                    problem = f"HTTP {response.status_code}: {response.text[:200]}"
-                    if response.status_code not in _AGAIN:
-                        raise RewardError(f"{self.name}: {url} refused: {problem}")
-                    wait = max(wait, _retry_after(response))
-                if attempt + 1 < self.attempts:
-                    await asyncio.sleep(wait)
-        raise RewardError(f"{self.name}: no answer from {url} in {self.attempts} attempts; last: {problem}")
+        try:
+            async for attempt in retrying(_Passing, self.backoff, attempts=self.attempts):
+                with attempt:
+                    return _content(self, await self._post(url, headers, body))
+        except _Passing as error:
+            raise RewardError(f"{self.name}: no answer from {url} in {self.attempts} attempts; last: {error}") from error
+        raise AssertionError("a loop of tries ends with an answer or an error")
+
+    async def _post(self, url: str, headers: dict[str, str], body: dict[str, Any]) -> httpx.Response:
+        """One try.
+
+        Raises:
+            _Passing: no answer in time, or an error that may pass.
+            RewardError: a refusal.
+        """
+        import httpx
+
+        try:
+            async with asyncio.timeout(self.timeout):  # httpx limits each read, not the whole
+                response = await _client().post(url, json=body, headers=headers, timeout=self.timeout)
+        except (httpx.TransportError, TimeoutError) as error:
+            raise _Passing(f"{type(error).__name__} {error}".strip()) from error
+        if response.is_success:
+            return response
+        problem = f"HTTP {response.status_code}: {response.text[:200]}"
+        if response.status_code not in PASSING:
+            raise RewardError(f"{self.name}: {url} refused: {problem}")
+        raise _Passing(problem, retry_after(response.headers))
+
+
+class _Passing(Exception):
+    """A try that failed, and may succeed later."""
+
+    def __init__(self, problem: str, retry_after: float = 0.0) -> None:
+        super().__init__(problem)
+        self.retry_after = retry_after
+
+
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+
+
+def _client() -> httpx.AsyncClient:
+    """The client of all judges in this event loop: making one reads the certificates, and connections are kept."""
+    import httpx
+
+    loop = asyncio.get_running_loop()
+    if loop not in _clients:
+        _clients[loop] = httpx.AsyncClient(limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
+    return _clients[loop]
 
 
 def transcript(trajectory: Trajectory) -> str:
@@ -170,8 +197,3 @@ def _content(judge: Judge, response: httpx.Response) -> str:
     if not isinstance(content, str) or not content.strip():
         raise RewardError(f"{judge.name}: {judge.model} answered nothing")
     return content
-
-
-def _retry_after(response: httpx.Response) -> float:
-    value = response.headers.get("Retry-After", "")
-    return min(60.0, float(value)) if value.isdecimal() else 0.0

@@ -13,23 +13,30 @@ from aiohttp import web
 class FakeJudge:
     """Answers request i with `script[i]` (the last one again when the script is over).
 
-    A string is the judge's answer; a number an HTTP status; a dictionary a JSON body; `hang` never answers.
+    A string is the judge's answer; a number an HTTP status, a tuple one and its `Retry-After`; a dictionary a JSON body; `hang`
+    never answers.
     """
 
     def __init__(self, script: Sequence[Any]) -> None:
         self.script = list(script)
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.peers: list[tuple[str, int]] = []
+        """Addresses that requests came from: one a connection."""
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(await request.json())
         self.headers.append(dict(request.headers))
+        assert request.transport is not None
+        self.peers.append(request.transport.get_extra_info("peername"))
         item = self.script[min(len(self.requests), len(self.script)) - 1]
         if item == "hang":
             await asyncio.Event().wait()
         if isinstance(item, int):
-            return web.Response(status=item, text=f"status {item}", headers={"Retry-After": "0"})
+            item = (item, 0)
+        if isinstance(item, tuple):
+            return web.Response(status=item[0], text=f"status {item[0]}", headers={"Retry-After": str(item[1])})
         if isinstance(item, str):
             item = {"choices": [{"message": {"role": "assistant", "content": item}, "finish_reason": "stop"}]}
         return web.json_response(item)

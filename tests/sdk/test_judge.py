@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import relax_sdk as relax
 from relax_sdk.errors import ConfigError, RewardError
 from relax_sdk.judge import Judge, parse_score, transcript
+from relax_sdk.retrying import retrying
 from relax_sdk.rewards import Rubric, score
 from relax_sdk.trajectory import Status, Trajectory, Turn
 
@@ -65,6 +67,33 @@ async def test_a_passing_error_is_tried_again(episode: Trajectory, status: int) 
     async with fake_judge(status, status, "5") as fake:
         assert await judge(fake.url, attempts=3)(episode) == 0.5
     assert len(fake.requests) == 3 and fake.requests[0] == fake.requests[2]
+
+
+async def test_questions_share_a_connection(episode: Trajectory) -> None:
+    async with fake_judge(503, "5") as fake:
+        assert await judge(fake.url)(episode) == 0.5
+        assert await judge(fake.url, name="another")(episode) == 0.5
+    assert len(fake.requests) == 3 and len(set(fake.peers)) == 1
+
+
+def test_event_loops_have_connections_of_their_own(episode: Trajectory) -> None:
+    async def ask() -> float:
+        async with fake_judge("5") as fake:
+            return await judge(fake.url)(episode)
+
+    assert [asyncio.run(ask()) for _ in range(2)] == [0.5, 0.5]
+
+
+async def test_a_server_that_asks_to_wait_is_waited_for(episode: Trajectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr("relax_sdk.judge.retrying", lambda *args, **more: retrying(*args, **more).copy(sleep=sleep))
+    async with fake_judge((429, 7), (429, 600), 503, "5") as fake:
+        assert await judge(fake.url, backoff=0.5, attempts=4)(episode) == 0.5
+    assert waited[:2] == [7.0, 60.0] and 1.0 <= waited[2] <= 2.0
 
 
 async def test_attempts_come_to_an_end(episode: Trajectory) -> None:

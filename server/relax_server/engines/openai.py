@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import random
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,11 +15,9 @@ from relax_sdk.endpoint import Endpoint
 from relax_sdk.errors import ConfigError, EngineError, EngineUnavailable, EnvError
 from relax_sdk.media import Audio, Media
 from relax_sdk.messages import AssistantMessage, Message
+from relax_sdk.retrying import PASSING, retrying
 
-AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-"""HTTP statuses that may pass; all others are final."""
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
+FIRST_PAUSE = 0.5
 """Seconds before a call is tried again; doubled each time."""
 
 FORMATS = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
@@ -53,16 +49,11 @@ class ChatClient:
         body = {"model": self.endpoint.model, "messages": [wire(m) for m in messages], **parameters(sampling)}
         if tools:
             body["tools"] = list(tools)
-        data, until, pause = orjson.dumps(body), time.monotonic() + timeout, FIRST_PAUSE
-        while True:
-            try:
+        data, until = orjson.dumps(body), time.monotonic() + timeout
+        async for attempt in retrying(EngineUnavailable, FIRST_PAUSE, seconds=timeout):
+            with attempt:
                 return self._read(await self._post(data, until - time.monotonic()))
-            except EngineUnavailable:
-                wait = pause * random.uniform(0.5, 1.0)
-                if time.monotonic() + wait >= until:
-                    raise
-            await asyncio.sleep(wait)
-            pause = min(2 * pause, LONGEST_PAUSE)
+        raise AssertionError("a loop of tries ends with an answer or an error")
 
     async def close(self) -> None:
         """Close connections."""
@@ -84,7 +75,7 @@ class ChatClient:
         except aiohttp.ClientError as error:
             raise EngineUnavailable(f"{self._url}: {error or type(error).__name__}") from error
         if response.status != 200:
-            kind = EngineUnavailable if response.status in AGAIN else EngineError
+            kind = EngineUnavailable if response.status in PASSING else EngineError
             raise kind(f"{self._url} answered {response.status}: {raw[:500].decode(errors='replace')}")
         return raw
 
