@@ -35,7 +35,7 @@ class EpisodeReplay:
     """What came of playing an episode again."""
 
     id: str
-    """Of the trajectory."""
+    """Id of the trajectory."""
     env: str
     task_index: int
     seed: int

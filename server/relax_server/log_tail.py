@@ -7,7 +7,7 @@ from pathlib import Path
 
 LINES = 15
 BYTES = 16 << 10
-"""Of the end of a file; a line that begins before is cut."""
+"""How much of the end of a file is read; a line that begins before is cut."""
 
 
 def log_tail(path: Path, lines: int = LINES) -> str:

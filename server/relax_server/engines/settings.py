@@ -14,7 +14,7 @@ class EngineSettings:
     media_root: str | Path | None = None
     """The only folder media paths may point into; None: SGLang takes data URIs only. vLLM serves text."""
     threads: int = 1
-    """Of the model, on a CPU."""
+    """Threads of the model, on a CPU."""
     dtype: str = "float32"
     """`float32` or `bfloat16`."""
     host: str = "127.0.0.1"
@@ -28,7 +28,7 @@ class EngineSettings:
     return_routed_experts: bool = False
     """Record the experts of every token; vLLM refuses it."""
     weight_version: int = 0
-    """Of the weights in the model folder."""
+    """Version of the weights in the model folder."""
     features: str | Path | None = None
     """Folder in shared memory where media features are exchanged with other processes; None: each for itself."""
     timeline: str | Path | None = None

@@ -56,7 +56,7 @@ class LocalModel:
         """Why nothing will answer any more."""
         self._told = silent
         self._limit: asyncio.Timeout | None = None
-        """Of the evaluation under way."""
+        """The time limit of the evaluation under way."""
         try:
             self._thread.submit(self._start(tell)).result()
         except BaseException:
