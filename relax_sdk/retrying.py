@@ -42,7 +42,7 @@ def retrying(
         error = state.outcome.exception() if state.outcome is not None else None
         return max(growing(state) * random.uniform(0.5, 1.0), getattr(error, "retry_after", 0.0))
 
-    stops = [tenacity.stop_after_attempt(attempts)] if attempts is not None else []
+    stops: list[tenacity.stop.stop_base] = [tenacity.stop_after_attempt(attempts)] if attempts is not None else []
     stops += [tenacity.stop_before_delay(seconds)] if seconds is not None else []
     return tenacity.AsyncRetrying(
         stop=tenacity.stop_any(*stops), wait=pause, retry=tenacity.retry_if_exception_type(passing), reraise=True

@@ -14,7 +14,7 @@ from relax_sdk.client.calls import URL
 from relax_sdk.env import Env
 from relax_sdk.errors import RelaxError, ServiceError, ServiceUnavailable
 from relax_sdk.hosting.host import EnvHost, describe
-from relax_sdk.hosting.wire import Hello, Refused, Welcome, encode, read_from_service
+from relax_sdk.hosting.protocol import Hello, Refused, Welcome, encode, read_from_service
 from relax_sdk.registry import EnvSpec, get_spec
 from relax_sdk.tasks import Tasks
 

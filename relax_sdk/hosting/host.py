@@ -15,7 +15,7 @@ from relax_sdk import errors
 from relax_sdk.env import Env
 from relax_sdk.errors import EnvError, RelaxError
 from relax_sdk.examples import ask_example, gives_examples
-from relax_sdk.hosting.wire import (
+from relax_sdk.hosting.protocol import (
     Act,
     Ask,
     Close,

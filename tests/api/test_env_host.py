@@ -14,7 +14,7 @@ import websockets.sync.client as ws
 from service_process import Service, start
 
 import relax_sdk as relax
-from relax_sdk.hosting.wire import Description, Hello, Refused, Reply, Reset, Welcome, encode, read_from_service
+from relax_sdk.hosting.protocol import Description, Hello, Refused, Reply, Reset, Welcome, encode, read_from_service
 
 ONE = {"sampling": {"max_new_tokens": 1}}
 

@@ -15,7 +15,17 @@ from relax_server.rollout.hosted import HostLink, hosted_spec
 import relax_sdk as relax
 from relax_sdk.examples import gives_examples
 from relax_sdk.hosting.host import EnvHost, describe
-from relax_sdk.hosting.wire import Act, Description, FromService, Hello, Reply, Reset, encode, read_from_host, read_from_service
+from relax_sdk.hosting.protocol import (
+    Act,
+    Description,
+    FromService,
+    Hello,
+    Reply,
+    Reset,
+    encode,
+    read_from_host,
+    read_from_service,
+)
 from relax_sdk.rewards import score, score_group
 from relax_sdk.tasks import KEPT_ROWS, KeptRows, TaskSplit
 from relax_sdk.tools import call_tools, has_tools, tool_schemas

@@ -18,7 +18,7 @@ import numpy as np
 from relax_sdk import errors
 from relax_sdk.env import Env, ResetResult, StepResult
 from relax_sdk.errors import ConfigError, EnvError, EpisodeError, MediaError, RelaxError, RewardError
-from relax_sdk.hosting.wire import (
+from relax_sdk.hosting.protocol import (
     Act,
     Ask,
     Close,

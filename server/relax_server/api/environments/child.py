@@ -9,7 +9,7 @@ import socket
 import msgspec
 
 from relax_sdk.hosting.host import EnvHost, describe, told
-from relax_sdk.hosting.wire import Broken, Hello, encode, read_from_service
+from relax_sdk.hosting.protocol import Broken, Hello, encode, read_from_service
 from relax_server.api.environments.frames import frame, read_frame
 from relax_server.api.environments.source import EnvSource, load_spec
 

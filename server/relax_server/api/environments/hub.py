@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import delete, insert, select
 
 from relax_sdk.errors import EnvError, JournalError, RelaxError
-from relax_sdk.hosting.wire import Description
+from relax_sdk.hosting.protocol import Description
 from relax_sdk.media import MediaStore
 from relax_sdk.registry import NAME, EnvSpec, get_spec, list_envs
 from relax_server.api.environments.limits import WorkerLimits

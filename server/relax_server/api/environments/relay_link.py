@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from relax_sdk.errors import EnvError
-from relax_sdk.hosting.wire import FromService, Reply, encode, read_from_host
+from relax_sdk.hosting.protocol import FromService, Reply, encode, read_from_host
 from relax_sdk.media import MediaStore
 from relax_server.rollout.hosted import HostLink
 

@@ -15,7 +15,7 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from relax_sdk.errors import EnvError, RelaxError
 from relax_sdk.hosting.host import told
-from relax_sdk.hosting.wire import (
+from relax_sdk.hosting.protocol import (
     Ask,
     Close,
     Description,

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from relax_sdk.errors import EnvError, RelaxError
-from relax_sdk.hosting.wire import Ask, Broken, Description, FromService, Hello, Reply, encode, read_from_host
+from relax_sdk.hosting.protocol import Ask, Broken, Description, FromService, Hello, Reply, encode, read_from_host
 from relax_sdk.media import MediaStore
 from relax_server.api.environments.frames import frame, read_frame
 from relax_server.api.environments.limits import WorkerLimits

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, WebSocket
 from fastapi.responses import Response
 
 from relax_sdk.errors import RelaxError
-from relax_sdk.hosting.wire import Hello, Refused, Welcome, encode, read_from_host
+from relax_sdk.hosting.protocol import Hello, Refused, Welcome, encode, read_from_host
 from relax_server.api.auth import caller
 from relax_server.api.core import ServiceCore
 from relax_server.api.dependencies import Caller, Core, Uploader

@@ -17,8 +17,8 @@ from relax_server.api.environments.sockets import Relay
 from relax_server.api.event_stream import follow
 from relax_server.api.schemas import EvaluateBody, GenerateBody, RunBody
 from relax_server.api.trainings.hub import TrainingHub
+from relax_server.api.trainings.protocol import Request as ModelRequest
 from relax_server.api.trainings.store import Training
-from relax_server.api.trainings.wire import Request as ModelRequest
 from relax_server.gateway.errors import unknown
 from relax_server.gateway.wire import bearer, json_response
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from relax_sdk.errors import RunError
-from relax_server.api.trainings.wire import Request, Start, Told
+from relax_server.api.trainings.protocol import Request, Start, Told
 from relax_server.log_tail import log_tail
 
 LINE_LIMIT = 16 << 20

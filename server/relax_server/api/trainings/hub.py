@@ -15,7 +15,7 @@ import msgspec
 
 from relax_sdk.config import RunConfig, run_config_from_dict
 from relax_sdk.errors import ConfigError, RelaxError
-from relax_sdk.hosting.wire import Description
+from relax_sdk.hosting.protocol import Description
 from relax_sdk.run import METRICS, WEIGHTS
 from relax_server.api.core import DATABASE_LIMIT, ServiceCore
 from relax_server.api.environments.sockets import SocketLink
@@ -25,8 +25,8 @@ from relax_server.api.schemas import RunBody
 from relax_server.api.trainings.child import RunProcess
 from relax_server.api.trainings.model import TrainedModel
 from relax_server.api.trainings.process import INTERRUPTED
+from relax_server.api.trainings.protocol import Relayed, Request, Start, Told
 from relax_server.api.trainings.store import Training, TrainingStore
-from relax_server.api.trainings.wire import Relayed, Request, Start, Told
 from relax_server.gateway.errors import ApiError, bad, unknown
 from relax_server.models.catalog import BUILDERS
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from relax_server.api.trainings.child import RunProcess
-from relax_server.api.trainings.wire import Request, Start, Told
+from relax_server.api.trainings.protocol import Request, Start, Told
 
 MODEL_IDLE = 300.0
 """Seconds without a request after which a trained model is put away."""

@@ -23,7 +23,7 @@ from relax_sdk.messages import Message
 from relax_sdk.run import CONFIG, Run
 from relax_sdk.run_lock import RunLock, cannot_write
 from relax_sdk.runtime import Job, find_runtime, silent
-from relax_server.api.trainings.wire import Request, Start, Told, spec_of
+from relax_server.api.trainings.protocol import Request, Start, Told, spec_of
 
 INTERRUPTED = 3
 """Exit code after a checkpoint was saved on request."""

@@ -4,7 +4,7 @@
 and watches it from Python.
 
 server.py       HTTP routes, SGLang's own             web.py       JSON, errors and event streams over HTTP
-prompts.py      wire ids and media to a `Prompt`      wire.py      request bodies in, response bodies out
+prompts.py      wire ids and media to a `Prompt`      sglang_json.py  request bodies in, response bodies out
 loop.py         the model thread                      scheduler.py queues, admission, retraction, batches
 kv_pool.py      KV memory by token                    prefix_tree.py  which prefixes are in it
 model.py        the forward pass                      attention.py attention over the pool

@@ -18,8 +18,8 @@ from relax_server.engines.embedded.inflight import InFlight
 from relax_server.engines.embedded.loop import ModelLoop
 from relax_server.engines.embedded.prompts import PromptBuilder
 from relax_server.engines.embedded.sampling import Sampling
+from relax_server.engines.embedded.sglang_json import meta_info, parse_sampling
 from relax_server.engines.embedded.web import EventStream, error_bodies, json_body, json_response
-from relax_server.engines.embedded.wire import meta_info, parse_sampling
 from relax_server.models.media_features import Kind
 from relax_server.models.weight_files import read_weights
 

@@ -11,7 +11,7 @@ import orjson
 from aiohttp import web
 
 from relax_server.engines.embedded.core import RequestError
-from relax_server.engines.embedded.wire import UnknownSamplingKey
+from relax_server.engines.embedded.sglang_json import UnknownSamplingKey
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from relax_sdk.errors import ConfigError
-from relax_sdk.hosting.wire import Description
+from relax_sdk.hosting.protocol import Description
 from relax_sdk.registry import EnvSpec, get_spec
 from relax_server.api.environments.relay_link import RelayLink
 from relax_server.rollout.hosted import hosted_spec
