@@ -10,7 +10,7 @@ import torch
 from relax_server.roles.channel import Outlet
 from relax_server.roles.field_worker import ADVANTAGES_ROLE, serve_field
 from relax_server.roles.messages import StartFields
-from relax_server.training import fields
+from relax_server.training.group_fields import ADVANTAGES_FIELD, advantages_field
 
 AT_ONCE = 16
 """Groups; each takes well under a millisecond."""
@@ -25,7 +25,7 @@ def run_advantages(channel: Outlet, inbox: queue.SimpleQueue[Any], first: StartF
         inbox,
         first,
         ADVANTAGES_ROLE,
-        fields.ADVANTAGES_FIELD,
+        ADVANTAGES_FIELD,
         AT_ONCE,
-        lambda groups: [fields.advantages_field(group, algorithm) for group in groups],
+        lambda groups: [advantages_field(group, algorithm) for group in groups],
     )
