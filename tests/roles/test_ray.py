@@ -386,7 +386,7 @@ def test_ctrl_c_can_be_resumed_and_a_program_that_is_killed_leaves_nothing(tmp_p
         family = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         said = process.communicate(timeout=60)[1]
-    assert process.returncode != 0 and "stopping: saving a checkpoint" in said and "--runtime ray" in said, said
+    assert process.returncode != 0 and "stopping after the step in progress" in said and "--runtime ray" in said, said
     wait_until(lambda: not [p for p in family if p.is_running()], 20)
     done = [row["step"] for row in relax.Run.load(folder).metrics]
     with script(str(folder), "resume") as process:
