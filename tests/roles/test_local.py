@@ -20,6 +20,7 @@ from our_processes import children
 from prepared_job import prepared_job
 from relax_server.journal import open_journal
 from relax_server.roles.layout import RunLayout
+from run_tokens import tokens_of
 from typer.testing import CliRunner
 
 import relax_sdk as relax
@@ -159,15 +160,6 @@ def test_a_longer_run_goes_on_where_the_first_ended(tmp_path):
     assert all(row["kl"] > 0 for row in run.metrics[2:])
     counts = open_journal(RunLayout(run.folder).journal).counts(run.folder.name)
     assert counts.acked == 4 * 4
-
-
-def tokens_of(run: relax.Run, tasks: int) -> dict[str, list[list[int]]]:
-    """The response tokens of every episode of the first train tasks, by its id without the run's name."""
-    journal = open_journal(RunLayout(run.folder).journal)
-    groups = journal.groups(run.folder.name, limit=1000)
-    journal.close()
-    played = (t for group in groups if group.task_index < tasks for t in group.trajectories)
-    return {t.id.partition("/")[2]: [turn.response_ids for turn in t.turns] for t in played}
 
 
 def test_on_policy_runs_of_one_seed_are_the_same_run_in_either_mode(tmp_path):

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from relax_server.engines.vllm.environment import VENV
+from run_tokens import tokens_of
 
 import relax_sdk as relax
 from relax_sdk.errors import ConfigError
@@ -63,6 +64,17 @@ def servers() -> list[psutil.Process]:
             if process.cmdline()[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]:
                 found.append(process)
     return found
+
+
+@pytest.mark.nightly
+def test_two_on_policy_runs_of_one_seed_have_the_same_tokens(tmp_path: Path):
+    settings: dict[str, Any] = SMALL
+    first, second = (
+        tokens_of(relax.Trainer(Say, folder=tmp_path / name, seed=5, **settings).fit(steps=3, progress=False), 3 * 4)
+        for name in ("first", "second")
+    )
+    assert first == second and len(first) == 3 * 4 * 4
+    assert len({str(answer) for answer in first.values()}) > 3 * 4
 
 
 @pytest.mark.parametrize("model", ["relax/tiny-qwen3", "relax/tiny-llama"])
