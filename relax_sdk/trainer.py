@@ -136,14 +136,14 @@ class Trainer:
         unknown = set(defaults) - set(SECTIONS) - {"model", "steps", "mode", "max_staleness", "engine", SCRATCH}
         if unknown:
             raise ConfigError(f"{self.spec.id}: unknown defaults {sorted(unknown)}; there are {sorted(SECTIONS)}")
-        model = model or defaults.get("model") or "relax/tiny-omni"
-        unchosen = sections_for(model, defaults)
+        chosen_model: str = model or defaults.get("model") or "relax/tiny-omni"
+        unchosen = sections_for(chosen_model, defaults)
         sections = {name: _section(name, unchosen.get(name), given[name]) for name in SECTIONS}
         chosen: Mode = mode if mode is not None else defaults.get("mode", "async")
         stale: int = defaults.get("max_staleness", 0 if chosen == "colocate" else 1)
         self.config = RunConfig(
             env=self.spec.id,
-            model=model,
+            model=chosen_model,
             steps=defaults.get("steps", 200),
             seed=seed,
             mode=chosen,

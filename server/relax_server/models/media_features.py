@@ -78,7 +78,8 @@ def _visual(
 ) -> MediaFeatures:
     factor = settings.patch * settings.merge
     if settings.do_resize:
-        frames = resize(frames, *fit_size(*frames.shape[1:3], factor, settings.min_pixels, max_pixels), settings)
+        height, width = fit_size(frames.shape[1], frames.shape[2], factor, settings.min_pixels, max_pixels)
+        frames = resize(frames, height, width, settings)
     elif frames.shape[1] % factor or frames.shape[2] % factor:
         raise MediaError(
             f"{kind} of {frames.shape[2]}x{frames.shape[1]} pixels: the model's processor does not resize, so both sides must "

@@ -148,7 +148,7 @@ class SglangProcess(KeptProcess):
                 "RELAX_FEATURES": str(self._settings.features or ""),
             }
         variables["PYTHONPATH"] = os.pathsep.join(paths)
-        return variables | self._settings.env
+        return variables | dict(self._settings.env)
 
 
 def _package_folder() -> Path:

@@ -119,7 +119,7 @@ class VllmProcess(KeptProcess):
         if not environment.cuda:
             threads = str(self._settings.threads)
             variables |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        return variables | self._settings.env
+        return variables | dict(self._settings.env)
 
 
 def _require_text(name: str, config: Mapping[str, Any]) -> None:

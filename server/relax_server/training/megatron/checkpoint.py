@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as torch_checkpoint
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.strategies import torch as torch_dist
@@ -65,9 +64,9 @@ class SaveInThisProcess(SaveShardedStrategy):
     def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> None:
         """Write the shards of this rank; every rank calls it."""
         state, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
-        torch_checkpoint.save(
+        save_state(
             torch_dist.mcore_to_pyt_state_dict(state, is_loading=False),
-            storage_writer=torch_checkpoint.FileSystemWriter(checkpoint_dir),
+            storage_writer=FileSystemWriter(checkpoint_dir),
             planner=torch_dist.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
         )
 
