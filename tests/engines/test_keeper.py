@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from relax_server.engines.kept import KEEPER
+from relax_server.engines.foreign import KEEPER
 
 CHILDREN = """
 import subprocess, sys, time

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from engine_reference import Reference
 from relax_server.engines.base import GenerateRequest, Generation, MediaItem
-from relax_server.engines.kept import take_port
+from relax_server.engines.foreign import take_port
 from relax_server.engines.settings import EngineSettings
 from relax_server.engines.vllm.client import Ask, Leg, VllmEngine
 from relax_server.engines.vllm.environment import VENV, look

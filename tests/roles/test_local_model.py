@@ -60,7 +60,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Any,
     """The model, and the fake process behind it."""
     made: list[FakeRollout] = []
 
-    class Host:
+    class Placement:
         def role(self, name: str, folder: Path, on_message: Callable[[Any], None], threads: int = 1) -> FakeRollout:
             made.append(FakeRollout(on_message))
             return made[-1]
@@ -70,7 +70,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Any,
 
         return SimpleNamespace(url="http://fake", stop=stop)
 
-    monkeypatch.setattr(local_model, "LocalHost", Host)
+    monkeypatch.setattr(local_model, "LocalPlacement", Placement)
     monkeypatch.setattr(local_model, "start_engine", engine)
     monkeypatch.setattr(local_model, "resolve_model", lambda name, seed=0: tmp_path)
     RunLayout(tmp_path).weights.mkdir(parents=True)

@@ -32,7 +32,7 @@ from relax_server.journal import open_journal  # noqa: E402
 from relax_server.roles.channel import pack  # noqa: E402
 from relax_server.roles.layout import RunLayout  # noqa: E402
 from relax_server.roles.messages import Stop  # noqa: E402
-from relax_server.roles.ray.host import RayHost, namespace  # noqa: E402
+from relax_server.roles.ray.placement import RayPlacement, namespace  # noqa: E402
 from relax_server.roles.ray.runtime import RayRuntime  # noqa: E402
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
@@ -197,7 +197,7 @@ def test_the_doctor_looks_at_every_node(cluster, tmp_path, monkeypatch):
 
 
 def test_a_cluster_that_is_busy_is_not_waited_for_without_end(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("relax_server.roles.ray.host.PLACE_SECONDS", 2.0)
+    monkeypatch.setattr("relax_server.roles.ray.placement.PLACE_SECONDS", 2.0)
     others = placement_group([{"CPU": 2}, {"CPU": 2}])
     assert others.wait(60)
     with pytest.raises(relax.RunError, match="no room in the Ray cluster within 2 s: a run takes 4 CPUs"):
@@ -238,15 +238,15 @@ def test_roles_that_compute_fields_are_started_again_alone(cluster, tmp_path):
 
 async def test_a_run_is_carried_out_once_at_a_time(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr("relax_server.roles.ray.role.NAME_SECONDS", 1.0)
-    host = RayHost(tmp_path, relax.RunConfig(env=""), one_machine=True)
-    first, second = (host.role("controller", tmp_path, lambda message: None) for _ in range(2))
+    placement = RayPlacement(tmp_path, relax.RunConfig(env=""), one_machine=True)
+    first, second = (placement.role("controller", tmp_path, lambda message: None) for _ in range(2))
     try:
         await first.start(Stop())
         with pytest.raises(relax.RunError, match="controller of this run folder is still there"):
             await second.start(Stop())
     finally:
         await first.stop()
-        host.close()
+        placement.close()
 
 
 async def test_an_actor_that_is_out_of_reach_does_not_keep_the_name_from_the_next(cluster, tmp_path, monkeypatch):
@@ -262,15 +262,15 @@ async def test_an_actor_that_is_out_of_reach_does_not_keep_the_name_from_the_nex
 
     monkeypatch.setattr("relax_server.roles.ray.role.anext", out_of_reach, raising=False)
     monkeypatch.setattr("relax_server.roles.ray.role.NAME_SECONDS", 15.0)
-    host = RayHost(tmp_path, relax.RunConfig(env=""), one_machine=True)
-    role = host.role("controller", tmp_path, lambda message: known.set())  # of its end, too
+    placement = RayPlacement(tmp_path, relax.RunConfig(env=""), one_machine=True)
+    role = placement.role("controller", tmp_path, lambda message: known.set())  # of its end, too
     try:
         await role.start(Stop())
         await asyncio.wait_for(known.wait(), 60)
         assert len(asked) == 2
     finally:
         await role.stop()
-        host.close()
+        placement.close()
 
 
 @pytest.mark.nightly

@@ -135,6 +135,6 @@ def embedded(
 def _keep(process: ServerProcess, name: str, start_seconds: float, restarts: int) -> None:
     import asyncio
 
-    from relax_server.engines.keeping import keep
+    from relax_server.engines.supervision import supervise
 
-    asyncio.run(keep(process, name, start_seconds, restarts, typer.echo))
+    asyncio.run(supervise(process, name, start_seconds, restarts, typer.echo))

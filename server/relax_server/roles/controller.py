@@ -20,7 +20,6 @@ from relax_server.roles.control import RunControlServer
 from relax_server.roles.field_roles import FieldRoles
 from relax_server.roles.figures import Figures, waited_for
 from relax_server.roles.fleet import EngineFleet
-from relax_server.roles.host import Exchange, Host
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.main_roles import MainRoles, RoleDied
 from relax_server.roles.messages import (
@@ -47,6 +46,7 @@ from relax_server.roles.messages import (
     WarmupMade,
     Warn,
 )
+from relax_server.roles.placement import Exchange, Placement
 from relax_server.roles.restarts import Restarts
 from relax_server.roles.stopping import Stopping
 from relax_server.timeline import Timeline, write_trace
@@ -63,7 +63,7 @@ class Controller:
     Args:
         job: the run.
         observer: is told how it goes.
-        host: starts the roles.
+        placement: starts the roles.
         journal: of the run; closed when the run ends.
         claim: of the run in it; given back then.
         model_path: the folder of the model that the run trains.
@@ -74,27 +74,27 @@ class Controller:
         self,
         job: Job,
         observer: Observer,
-        host: Host,
+        placement: Placement,
         journal: Journal,
         claim: Claim,
         model_path: Path,
         exchange: Exchange,
     ) -> None:
         self.job, self.observer, self.config = job, observer, job.config
-        self.host, self.journal, self.claim = host, journal, claim
+        self.placement, self.journal, self.claim = placement, journal, claim
         self.layout = RunLayout(job.folder)
         self.run_name = job.folder.name
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.model_path, self.exchange, self.weights_root = model_path, exchange, exchange.root
         self.restarts = restarts = Restarts(job.how_to_resume)
         told = self.inbox.put_nowait
-        self.roles = MainRoles(job, host, restarts, self.model_path, exchange, self.hear_policy, told, observer.warn)
+        self.roles = MainRoles(job, placement, restarts, self.model_path, exchange, self.hear_policy, told, observer.warn)
         self.policy, self.rollout = self.roles.policy, self.roles.rollout
         self.stopping = Stopping(self.policy, self.rollout)
-        self.fields = FieldRoles(job, host, restarts, self.model_path, exchange.features, told, observer.warn)
+        self.fields = FieldRoles(job, placement, restarts, self.model_path, exchange.features, told, observer.warn)
         self.engines = EngineFleet(
             job,
-            host,
+            placement,
             self.model_path,
             restarts,
             exchange.features,
@@ -164,7 +164,7 @@ class Controller:
     async def start(self) -> None:
         """Start all roles and bring them to the same weights."""
         check_modalities(self.job, self.model_path)
-        check_journal(self.job, self.host.journal, self.journal)
+        check_journal(self.job, self.placement.journal, self.journal)
         for note in algorithm_notes(self.config):
             self.observer.warn(note)
         self.observer.stage("starting engine, trainer and environment")

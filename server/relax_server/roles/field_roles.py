@@ -11,8 +11,8 @@ from typing import Any
 
 from relax_sdk.runtime import Job
 from relax_server.roles.field_worker import REFERENCE_ROLE, field_roles
-from relax_server.roles.host import Host, Role
 from relax_server.roles.messages import Beat, Cluster, Died, StartFields
+from relax_server.roles.placement import Placement, Role
 from relax_server.roles.process import STOP_SECONDS
 from relax_server.roles.restarts import Restarts
 
@@ -29,7 +29,7 @@ class FieldRoles:
 
     Args:
         job: the run.
-        host: starts them.
+        placement: starts them.
         restarts: counts how often.
         model_path: of the model that the run trains.
         features: folder in shared memory where media features are exchanged.
@@ -40,7 +40,7 @@ class FieldRoles:
     def __init__(
         self,
         job: Job,
-        host: Host,
+        placement: Placement,
         restarts: Restarts,
         model_path: Path,
         features: Path | None,
@@ -52,7 +52,7 @@ class FieldRoles:
         self._roles: dict[str, Role] = {}
         for name in field_roles(job.config):
             threads = job.config.training.threads if name == REFERENCE_ROLE else 1
-            self._roles[name] = host.role(name, job.folder, partial(self._hear, name), threads)
+            self._roles[name] = placement.role(name, job.folder, partial(self._hear, name), threads)
         self._cluster: Cluster | None = None
         self._silent_until: dict[str, float] = {}
         """When a role that has said nothing else counts as hanging."""

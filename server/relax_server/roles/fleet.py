@@ -14,7 +14,7 @@ from relax_sdk.config import EngineKind
 from relax_sdk.errors import ConfigError, EngineError, EngineFaulty, EngineUnavailable, RelaxError
 from relax_sdk.runtime import Job
 from relax_server.engines.addresses import check_address
-from relax_server.roles.host import Host
+from relax_server.roles.placement import Placement
 from relax_server.roles.restarts import Restarts
 from relax_server.roles.slot import EngineSlot, SlotState, make_process, start
 
@@ -58,7 +58,7 @@ class EngineFleet:
 
     Args:
         job: the run.
-        host: starts them.
+        placement: starts them.
         model_path: the folder they start from.
         restarts: counts how often one was lost.
         features: folder in shared memory where media features are exchanged.
@@ -72,7 +72,7 @@ class EngineFleet:
     def __init__(
         self,
         job: Job,
-        host: Host,
+        placement: Placement,
         model_path: Path,
         restarts: Restarts,
         features: Path | None,
@@ -82,7 +82,7 @@ class EngineFleet:
         changed: Callable[[float], None],
         failed: Callable[[RelaxError], None],
     ) -> None:
-        self.job, self.host, self.model_path, self.restarts, self.features = job, host, model_path, restarts, features
+        self.job, self.placement, self.model_path, self.restarts, self.features = job, placement, model_path, restarts, features
         self._stage, self._warn, self._changed, self._failed = stage, warn, changed, failed
         self._slots: dict[str, EngineSlot] = {}
         self._weights: Path | None = None
@@ -190,8 +190,10 @@ class EngineFleet:
         return slot
 
     def _renew(self, slot: EngineSlot) -> None:
-        job, host, features = self.job, self.host, self.features
-        slot.process = make_process(slot.id, job, host, self.model_path, features=features, stage=self._stage, added=slot.added)
+        job, placement, features = self.job, self.placement, self.features
+        slot.process = make_process(
+            slot.id, job, placement, self.model_path, features=features, stage=self._stage, added=slot.added
+        )
 
     async def _add(self, slot: EngineSlot, before: EngineSlot | None) -> None:
         """Start an engine that was asked for; if it cannot be had, the run goes on without it."""

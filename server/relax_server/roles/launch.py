@@ -11,30 +11,30 @@ from relax_server.models.catalog import resolve_model
 from relax_server.roles.claim import Claim
 from relax_server.roles.controller import Controller
 from relax_server.roles.full_disk import full_disk
-from relax_server.roles.host import Host, LocalHost
 from relax_server.roles.layout import RunLayout
+from relax_server.roles.placement import LocalPlacement, Placement
 
 
-async def make_controller(job: Job, observer: Observer, host: Host | None = None) -> Controller:
+async def make_controller(job: Job, observer: Observer, placement: Placement | None = None) -> Controller:
     """Claim a run in its journal, and make what carries it out.
 
     Args:
         job: the run.
         observer: is told how it goes.
-        host: starts the roles; by default on this machine.
+        placement: starts the roles; by default on this machine.
 
     Raises:
         ConfigError: another program carries it out; or the model cannot be had.
         JournalError: the journal cannot be opened.
     """
-    host = host if host is not None else LocalHost()
-    journal = await asyncio.to_thread(open_journal, host.journal or RunLayout(job.folder).journal, claim=job.holder.id)
+    placement = placement if placement is not None else LocalPlacement()
+    journal = await asyncio.to_thread(open_journal, placement.journal or RunLayout(job.folder).journal, claim=job.holder.id)
     claim = Claim(journal, job.folder.name, job.holder)
     try:
         await claim.take(observer.stage)
         model = await asyncio.to_thread(resolve_model, job.config.model, job.config.seed)  # it may have to be built
-        model = await asyncio.to_thread(host.model, model, job.folder)
-        return Controller(job, observer, host, journal, claim, model, host.exchange(job.folder))
+        model = await asyncio.to_thread(placement.model, model, job.folder)
+        return Controller(job, observer, placement, journal, claim, model, placement.exchange(job.folder))
     except BaseException:
         await claim.end()
         journal.close()
@@ -45,11 +45,11 @@ class Launch:
     """One run in the event loop that calls `run`; a stop may be requested at any moment.
 
     Args:
-        job, observer, host: as for `make_controller`.
+        job, observer, placement: as for `make_controller`.
     """
 
-    def __init__(self, job: Job, observer: Observer, host: Host | None = None) -> None:
-        self._job, self._observer, self._host = job, observer, host
+    def __init__(self, job: Job, observer: Observer, placement: Placement | None = None) -> None:
+        self._job, self._observer, self._placement = job, observer, placement
         self._making: asyncio.Task[Controller] | None = None
         self._controller: Controller | None = None
         self._requests: list[bool] = []
@@ -61,7 +61,7 @@ class Launch:
             ConfigError: environment, model and settings do not fit together, or another program carries the run out.
             RunError: the run ended early; it can be resumed.
         """
-        self._making = asyncio.create_task(make_controller(self._job, self._observer, self._host))
+        self._making = asyncio.create_task(make_controller(self._job, self._observer, self._placement))
         if self._requests:
             self._making.cancel()
         try:

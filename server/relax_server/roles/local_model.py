@@ -14,7 +14,6 @@ from relax_sdk.evaluation import Evaluation
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.runtime import Job, Tell, silent
 from relax_server.models.catalog import resolve_model
-from relax_server.roles.host import LocalHost
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.loop_thread import LoopThread
 from relax_server.roles.messages import (
@@ -28,6 +27,7 @@ from relax_server.roles.messages import (
     RolloutReady,
     StartRollout,
 )
+from relax_server.roles.placement import LocalPlacement
 from relax_server.roles.slot import start_engine
 
 ANSWER_SECONDS = 600.0
@@ -70,11 +70,11 @@ class LocalModel:
         if not trained.exists():
             raise RunError(f"{job.folder} has no trained weights yet (no {trained.name}/ folder)")
         base = resolve_model(job.config.model, job.config.seed)
-        host = LocalHost()
+        placement = LocalPlacement()
         tell("starting an engine")
-        self._engine = await start_engine(job, host, trained, job.config.steps, train=False, stage=tell)
+        self._engine = await start_engine(job, placement, trained, job.config.steps, train=False, stage=tell)
         tell("starting the environment")
-        self._rollout = host.role("rollout", job.folder, self._heard)
+        self._rollout = placement.role("rollout", job.folder, self._heard)
         ready = self._expect(RolloutReady)
         await self._rollout.start(
             StartRollout(job.spec, job.agent, job.config, job.folder.name, job.folder, base, (self._engine.url,), train=False)

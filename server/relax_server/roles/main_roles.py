@@ -10,8 +10,8 @@ from typing import Any
 from relax_sdk.errors import RelaxError, RunError
 from relax_sdk.runtime import Job
 from relax_server.roles.fleet import EngineFleet
-from relax_server.roles.host import Exchange, Host
 from relax_server.roles.messages import BatchTaken, Beat, Died, RolloutReport, Saved, StartPolicy, StartRollout, StepDone
+from relax_server.roles.placement import Exchange, Placement
 from relax_server.roles.restarts import Restarts
 
 STEP_SECONDS = 900.0
@@ -34,7 +34,7 @@ class MainRoles:
 
     Args:
         job: the run.
-        host: starts them.
+        placement: starts them.
         restarts: counts how often.
         model_path: of the model that the run trains.
         exchange: where weights and media features are exchanged.
@@ -46,7 +46,7 @@ class MainRoles:
     def __init__(
         self,
         job: Job,
-        host: Host,
+        placement: Placement,
         restarts: Restarts,
         model_path: Path,
         exchange: Exchange,
@@ -54,10 +54,10 @@ class MainRoles:
         hear_rollout: Callable[[Any], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._job, self._host, self._restarts, self._warn = job, host, restarts, warn
+        self._job, self._placement, self._restarts, self._warn = job, placement, restarts, warn
         self._model_path, self._exchange = model_path, exchange
-        self.policy = host.role("policy", job.folder, hear_policy, threads=job.config.training.threads)
-        self.rollout = host.role("rollout", job.folder, hear_rollout)
+        self.policy = placement.role("policy", job.folder, hear_policy, threads=job.config.training.threads)
+        self.rollout = placement.role("rollout", job.folder, hear_rollout)
         self._rollout_at: float | None = None
         """When the rollout was heard of last, once it is ready."""
         self._policy_at: float | None = None
@@ -77,7 +77,7 @@ class MainRoles:
                 exchange.root,
                 checkpoint,
                 exchange.features,
-                self._host.journal,
+                self._placement.journal,
                 job.holder.id,
             )
         )
@@ -97,7 +97,7 @@ class MainRoles:
                 engines.urls,
                 train=True,
                 features=self._exchange.features,
-                journal=self._host.journal,
+                journal=self._placement.journal,
                 claim=job.holder.id,
                 attached=engines.attached,
             )

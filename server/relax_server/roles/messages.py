@@ -297,8 +297,8 @@ class StartController:
 
     job: Any
     """The `Job`."""
-    host: Any
-    """The `Host` that starts the other roles."""
+    placement: Any
+    """The `Placement` that starts the other roles."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from relax_sdk.trajectory import Trajectory
 from relax_server.journal import open_journal
 from relax_server.models.catalog import resolve_model
 from relax_server.models.processor import Processor
-from relax_server.roles.host import LocalHost
 from relax_server.roles.layout import RunLayout
+from relax_server.roles.placement import LocalPlacement
 from relax_server.roles.slot import start_engine
 from relax_server.rollout.replay import compare, play_again, sample_again
 from relax_server.rollout.task import EpisodeTask
@@ -60,7 +60,7 @@ async def replay_episode(job: Job, episode: str, model: str | None, tell: Tell) 
                 f"{weights if version is None else f'version {version} of the run'}: other tokens are to be expected"
             )
         tell("starting an engine")
-        slot = await start_engine(job, LocalHost(), weights, version or 0, train=False, stage=tell)
+        slot = await start_engine(job, LocalPlacement(), weights, version or 0, train=False, stage=tell)
         try:
             tell("sampling again")
             store = MediaStore(layout.media)

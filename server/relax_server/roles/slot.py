@@ -14,8 +14,8 @@ from relax_sdk.runtime import Job
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.kinds import connect
 from relax_server.engines.settings import EngineSettings
-from relax_server.roles.host import Engine, Host
 from relax_server.roles.layout import RunLayout
+from relax_server.roles.placement import Engine, Placement
 
 START_SECONDS = {"embedded": 180.0, "sglang": 600.0, "vllm": 600.0}
 """For an engine to load its model and answer, by kind."""
@@ -103,7 +103,7 @@ class EngineSlot:
 
 async def start_engine(
     job: Job,
-    host: Host,
+    placement: Placement,
     model_path: Path,
     version: int = 0,
     train: bool = True,
@@ -114,7 +114,7 @@ async def start_engine(
 
     Args and raises: as `make_process` and `start`.
     """
-    process = make_process(EVALUATION, job, host, model_path, version, train, features, stage)
+    process = make_process(EVALUATION, job, placement, model_path, version, train, features, stage)
     slot = EngineSlot(EVALUATION, job.config.engine, process)
     await start(slot, job, model_path)
     return slot
@@ -135,7 +135,7 @@ async def start(slot: EngineSlot, job: Job, model_path: Path) -> None:
 def make_process(
     id: str,
     job: Job,
-    host: Host,
+    placement: Placement,
     model_path: Path,
     version: int = 0,
     train: bool = True,
@@ -148,7 +148,7 @@ def make_process(
     Args:
         id: of the engine; its log is `logs/engine-ID.log`.
         job: the run.
-        host: starts it.
+        placement: starts it.
         model_path: the folder it starts from.
         version: of these weights.
         train: its work belongs into the run's timeline.
@@ -173,4 +173,4 @@ def make_process(
     name = NAMES.get(config.engine, config.engine)
     progress = None if own else lambda what: stage(f"{name}: {what}")
     log = job.folder / "logs" / f"engine-{id}.log"
-    return host.engine(config.engine, model_path, log, settings, progress=progress, added=added)
+    return placement.engine(config.engine, model_path, log, settings, progress=progress, added=added)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from relax_server.roles.host import Role
 from relax_server.roles.messages import Stop
+from relax_server.roles.placement import Role
 from relax_server.roles.process import STOP_SECONDS
 
 ROLE_SECONDS = 3.0

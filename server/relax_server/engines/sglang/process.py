@@ -11,7 +11,7 @@ from pathlib import Path
 import relax_sdk
 import relax_server
 from relax_sdk.errors import ConfigError, EngineError
-from relax_server.engines.kept import MAX_RUNNING, KeptProcess, take_port
+from relax_server.engines.foreign import MAX_RUNNING, ForeignProcess, take_port
 from relax_server.engines.sglang.client import SEEDED
 from relax_server.engines.sglang.environment import INSIDE, SHIM, VENV, VERSION, SglangEnvironment, find_python, look
 from relax_server.engines.venv import clean_environment
@@ -30,7 +30,7 @@ CPU_TOKENS = 65_536
 """KV slots on CPU, where SGLang would take half of the machine's memory."""
 
 
-class SglangProcess(KeptProcess):
+class SglangProcess(ForeignProcess):
     """One SGLang server; it ends when this process does."""
 
     _packages: Path | None = None

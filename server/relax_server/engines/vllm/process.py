@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_sdk.errors import ConfigError, EngineError
-from relax_server.engines.kept import MAX_RUNNING, KeptProcess, take_port
+from relax_server.engines.foreign import MAX_RUNNING, ForeignProcess, take_port
 from relax_server.engines.venv import clean_environment
 from relax_server.engines.vllm.environment import VENV, VERSION, VllmEnvironment, look
 from relax_server.models.catalog import resolve_model
@@ -25,7 +25,7 @@ CPU_TOKENS = 65_536
 """KV slots on a CPU, where vLLM would take half of the machine's memory."""
 
 
-class VllmProcess(KeptProcess):
+class VllmProcess(ForeignProcess):
     """One vLLM server for a text model; it ends when this process does."""
 
     name = "vLLM"

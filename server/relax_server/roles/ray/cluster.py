@@ -24,7 +24,7 @@ from relax_sdk.doctor import requirements
 from relax_sdk.errors import ConfigError, RunError
 from relax_sdk.findings import Finding
 from relax_server.roles import shared_memory
-from relax_server.roles.ray.host import listed, needs
+from relax_server.roles.ray.placement import listed, needs
 from relax_server.roles.ray.role import reason
 
 CONNECT_SECONDS = 10.0

@@ -37,7 +37,7 @@ GONE_SECONDS = 20.0
 
 
 class Places(Protocol):
-    """Where the actors of a run go; see `RayHost`."""
+    """Where the actors of a run go; see `RayPlacement`."""
 
     one_machine: bool
     """All nodes are on one, so that engines need not be reached from elsewhere."""

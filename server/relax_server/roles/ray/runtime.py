@@ -17,7 +17,7 @@ from relax_server.roles.local import await_end
 from relax_server.roles.local_model import LocalModel
 from relax_server.roles.messages import Died, Failed, RunEnded, Stage, StartController, StepShown, Stop, Warn
 from relax_server.roles.ray.cluster import address_of, connected, look
-from relax_server.roles.ray.host import RayHost
+from relax_server.roles.ray.placement import RayPlacement
 from relax_server.roles.restarts import Restarts
 
 SILENCE_SECONDS = 60.0
@@ -41,12 +41,12 @@ class RayRuntime:
             seen = look(job.config, job.folder)
             if seen.problems:
                 raise ConfigError("this Ray cluster cannot carry out the run:\n" + "\n".join(map(str, seen.problems)))
-            host = RayHost(job.folder, job.config, seen.one_machine)
-            follower = Follower(job, observer, host)
+            placement = RayPlacement(job.folder, job.config, seen.one_machine)
+            follower = Follower(job, observer, placement)
             try:
                 await_end(follower.run, follower.request_stop, observer)
             finally:
-                host.close()
+                placement.close()
 
     def open_model(self, job: Job, tell: Tell) -> LocalModel:
         """Start an engine and a rollout process with the run's trained weights, on this machine."""
@@ -70,11 +70,11 @@ class RayRuntime:
 class Follower:
     """What the user's program does while a run goes on: it starts the controller, again if it dies, and shows what it says."""
 
-    def __init__(self, job: Job, observer: Observer, host: RayHost) -> None:
+    def __init__(self, job: Job, observer: Observer, placement: RayPlacement) -> None:
         cls = job.spec.load()
-        self._cls, self._job, self._observer, self._host = cls, job, observer, host
+        self._cls, self._job, self._observer, self._placement = cls, job, observer, placement
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
-        self._controller = host.role("controller", job.folder, self._inbox.put_nowait)
+        self._controller = placement.role("controller", job.folder, self._inbox.put_nowait)
         self._restarts = Restarts(job.how_to_resume)
         self._stopping = False
 
@@ -100,7 +100,9 @@ class Follower:
         """The environment's code travels by value unless an installed package holds it: nodes may not have the user's files."""
         spec = dataclasses.replace(self._job.spec, entry=self._cls)
         with by_value(self._cls, self._job.agent):
-            await self._controller.start(StartController(dataclasses.replace(self._job, spec=spec, resume=resume), self._host))
+            await self._controller.start(
+                StartController(dataclasses.replace(self._job, spec=spec, resume=resume), self._placement)
+            )
         if self._stopping:
             self._controller.send(Stop())
 

@@ -91,7 +91,7 @@ class Exchange:
         return gone
 
 
-class Host(Protocol):
+class Placement(Protocol):
     """Starts the roles of one run."""
 
     def role(self, name: str, folder: Path, on_message: Callable[[Any], None], threads: int = 1) -> Role:
@@ -141,7 +141,7 @@ class Host(Protocol):
         ...
 
 
-class LocalHost:
+class LocalPlacement:
     """Processes on this machine."""
 
     journal: str | None = None

@@ -1,4 +1,4 @@
-"""One engine kept running until it is told to end."""
+"""Runs one engine until it is told to end, and starts it again whenever it is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG = 600.0
 PAUSE = 1.0
 
 
-async def keep(process: ServerProcess, name: str, start_seconds: float, restarts: int, say: Callable[[str], None]) -> None:
+async def supervise(process: ServerProcess, name: str, start_seconds: float, restarts: int, say: Callable[[str], None]) -> None:
     """Start an engine, and again whenever it ends or does not answer, until SIGINT or SIGTERM.
 
     It begins with the weights it is started from; whoever updates them has to do so again after a restart.

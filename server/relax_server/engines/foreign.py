@@ -24,7 +24,7 @@ POLL_SECONDS = 0.25
 PORTS = range(20_000, 32_000)
 
 
-class KeptProcess(ServerProcess):
+class ForeignProcess(ServerProcess):
     """A server that an interpreter of another environment runs; it and all that it starts end when this process does."""
 
     name: ClassVar[str]

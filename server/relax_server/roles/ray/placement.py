@@ -19,7 +19,7 @@ from relax_server.engines.settings import EngineSettings
 from relax_server.models.catalog import cache_root
 from relax_server.roles import shared_memory
 from relax_server.roles.field_worker import REFERENCE_ROLE, field_roles
-from relax_server.roles.host import Engine, Exchange, Role
+from relax_server.roles.placement import Engine, Exchange, Role
 from relax_server.roles.process import thread_limits
 from relax_server.roles.ray.role import RayEngine, RayRole
 
@@ -43,7 +43,7 @@ def namespace(folder: Path) -> str:
     return "relax-" + hashlib.sha256(str(folder).encode()).hexdigest()[:12]
 
 
-class RayHost:
+class RayPlacement:
     """Starts the roles of one run in the Ray cluster that this process is connected to; it travels to the controller.
 
     Args:
@@ -78,7 +78,7 @@ class RayHost:
         for group in (self._trunk, self._engines):
             remove_placement_group(group)
 
-    # ------------------------------------------------------------------------------------------------------------ the Host
+    # ------------------------------------------------------------------------------------------------------------ the Placement
 
     def role(self, name: str, folder: Path, on_message: Callable[[Any], None], threads: int = 1) -> Role:
         return RayRole(name, folder, on_message, self, threads)
