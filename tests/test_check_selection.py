@@ -26,7 +26,7 @@ def test_product_files_have_import_names(path: str, module: str | None):
 def test_those_who_import_a_changed_module_are_near():
     near = selection.distances({"server/relax_server/journal/leases.py", "docs/index.md"})
     assert near["relax_server.journal.leases"] == 0 and near["relax_server.journal.sql"] == 1
-    assert near["relax_server.roles.controller"] > 1 and "relax_server.training.forest" not in near
+    assert near["relax_server.roles.launch"] > 1 and "relax_server.training.forest" not in near
 
 
 def test_a_test_is_near_through_the_modules_it_imports_and_its_own_helpers():

@@ -88,6 +88,7 @@ async def test_an_engine_joins_the_service_and_leaves_it(station: Service, tmp_p
         await asyncio.gather(engine.stop(), other.stop())
 
 
+@pytest.mark.nightly
 def test_a_run_at_the_service_gets_an_engine_and_gives_it_back(station: Service) -> None:
     with station.client() as client:
         key = client.post("/v1/keys", json={"name": "somebody"}).json()["secret"]

@@ -78,6 +78,7 @@ def test_it_is_off_by_default_and_settings_that_cannot_work_are_refused():
         AutoscaleConfig(max_engines=1, min_engines=2)
 
 
+@pytest.mark.nightly
 async def test_a_run_whose_trainer_waits_gets_a_second_engine(tmp_path):
     slow = dict(
         rollout={"groups_per_step": 8, "group_size": 8, "max_turns": 1},

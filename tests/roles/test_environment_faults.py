@@ -1,5 +1,6 @@
 """Environments that run out of memory, or take their process with them: the run goes on, or ends with a clear word."""
 
+import itertools
 import os
 import signal
 from collections import Counter
@@ -24,10 +25,12 @@ class Hungry(relax.Env):
     """Every fourth training episode asks for more memory than there is."""
 
     tasks = staticmethod(lambda: {"train": [{"n": n} for n in range(64)], "eval": [{"n": 0}]})
+    resets = itertools.count()
+    """Counted over all episodes, as the episodes of one group have one seed."""
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        if self.np_random.random() < 0.25 and options["task"]["n"]:
+        if next(self.resets) % 4 == 3 and options["task"]["n"]:
             np.ones(1 << 60)
         return "say a", {}
 

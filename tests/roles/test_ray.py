@@ -301,6 +301,7 @@ def test_each_role_that_is_killed_is_started_again_alone(cluster, tmp_path):
     whole(run, 10)
 
 
+@pytest.mark.nightly
 def test_an_engine_is_added_beyond_those_that_room_was_kept_for(cluster, tmp_path):
     folder, seen = tmp_path / "run", []
 

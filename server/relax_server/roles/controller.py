@@ -111,6 +111,8 @@ class Controller:
         self.step = 0
         self.trained = 0
         """The last step that the trainer told of; ahead of `step` while weights are loaded."""
+        self.in_hand: StepDone | None = None
+        """A step whose weights are being loaded; its figures are written after that, or where a stop cuts it short."""
         self.dropped = 0
         """Groups that will never be trained on: too old, or set aside."""
         self.set_aside = 0
@@ -263,11 +265,11 @@ class Controller:
 
     def stopped(self) -> RunError:
         """The error of a run that was asked to stop."""
-        while self.figures.begun and not self.inbox.empty():
-            message = self.inbox.get_nowait()
+        left = [self.in_hand, *(self.inbox.get_nowait() for _ in range(self.inbox.qsize()))]
+        for message in left if self.figures.begun else ():
             if isinstance(message, StepDone):  # trained, and inside the checkpoint
                 self.step = message.step
-                self.figures.add(self.step, message.metrics)
+                self.write_figures(message, 0.0)
         where = f"at step {self.step} of {self.config.steps}" if self.figures.begun else "while it was starting"
         if self.step == self.config.steps:
             where = "before the held-out evaluation of the final weights was done"
@@ -398,19 +400,29 @@ class Controller:
         if message.step > self.furthest:
             self.furthest = message.step
             self.restarts.went_on("policy")
-        self.step, self.weights, self.waiting = message.step, message.weights, ""
+        self.step, self.weights, self.waiting, self.in_hand = message.step, message.weights, "", message
         every = self.config.eval.every
         evaluated = bool(self.has_eval and every and self.step % every == 0 and self.step < self.config.steps)
         newest = self.step == self.trained
         pause = await self.load_weights() if newest or evaluated else 0.0
         await self.count_dropped(tell=False)
         self.tell_rollout()
+        self.in_hand = None
+        self.write_figures(message, pause)
+        if evaluated:
+            self.ask_evaluation(self.step)
+
+    def write_figures(self, message: StepDone, pause: float) -> None:
+        """One row of metrics: what the trainer told of a step, and how the run stands.
+
+        Args:
+            message: the step.
+            pause: seconds that loading its weights took.
+        """
         metrics = message.metrics | {"seconds_load": pause, "engines": len(self.engines.urls)}
         metrics |= {"dropped_total": self.dropped - self.set_aside, "set_aside_total": self.set_aside}
         metrics |= {f"rollout_{k}": v for k, v in self.stats.items() if isinstance(v, (int, float))}
-        self.figures.add(self.step, metrics)
-        if evaluated:
-            self.ask_evaluation(self.step)
+        self.figures.add(message.step, metrics)
 
     def tell_rollout(self) -> None:
         """Which weights are loaded, and how many groups are used up."""
