@@ -5,10 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from relax_sdk.stop_signals import Interrupted, StopSignals, exit_code
+
+
+@pytest.fixture(autouse=True)
+def usual_signals() -> Iterator[None]:
+    """Signals as a program has them when it starts; Ray, which other tests use, takes SIGTERM for itself."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 def send(number: int) -> None:
