@@ -49,7 +49,7 @@ CUT = relax.SamplingParams(top_p=0.9, top_k=40)
 
 BARS = {"engine-trainer mean": 1e-5, "engine-trainer max": 1e-4, "trainer-HF max": 1e-5}
 BF16_BAR = 1.5
-"""Of the median and of the 90% quantile of bfloat16's own error on the same tokens."""
+"""The bar is so many times the median, and the 90% quantile, of bfloat16's own error on the same tokens."""
 
 QUANTILES = {"median": 0.5, "90%": 0.9}
 
@@ -133,7 +133,7 @@ def features(processor: Processor, store: MediaStore, media: Media) -> Any:
 def hf_logprobs(
     model: Any, processor: Processor, sample: relax.Sample, store: MediaStore, sampling: relax.SamplingParams
 ) -> np.ndarray:
-    """Of the mask-1 tokens, by one plain transformers forward over the whole sample, cut by transformers' own warpers."""
+    """Logprobs of mask-1 tokens by one transformers forward over the whole sample, cut by transformers' own warpers."""
     import torch
 
     items = [processor.features(store.get(ref), ref.sha256, ref.kind) for ref in sample.media]

@@ -22,9 +22,9 @@ from relax_sdk.loading import import_file, import_from, import_module_from
 from relax_sdk.registry import EnvSpec, get_spec, registered
 
 NOTE = "environment.json"
-"""In a run folder: an `Origin`."""
+"""The file of a run folder that holds its `Origin`."""
 COPY = "environment.pkl"
-"""In a run folder, where the environment's code belongs to no installed package: code and tasks as they were."""
+"""The file with code and tasks as they were, where the environment's code belongs to no installed package."""
 COPY_LIMIT = 64 * 2**20
 """Bytes of a copy; an environment with larger tasks is loaded from its files or not at all."""
 

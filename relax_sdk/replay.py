@@ -41,7 +41,7 @@ class EpisodeReplay:
     seed: int
     """The environment's."""
     turns: int
-    """In the record."""
+    """What the record says."""
     differences: tuple[Difference, ...]
     """The first of each kind."""
     notes: tuple[str, ...] = ()

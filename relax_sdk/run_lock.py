@@ -19,7 +19,7 @@ from typing import IO, Any
 from relax_sdk.errors import ConfigError
 
 LOCK = "run.lock"
-"""In a run folder: locked while a program carries the run out, and who that is. The file stays; the lock does not."""
+"""The file that is locked while a program carries the run out, and says who that is. It stays; the lock does not."""
 
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 """What a file system answers that cannot lock files, such as Lustre without its option `flock`."""
