@@ -106,7 +106,7 @@ class Scheduler:
         A sequence that generates keeps its keys and values. So those of a prompt are all of one version of the weights: the
         version of the first token that was sampled after them.
         """
-        half = [s for s in self.running if len(s) - s.computed > 1]  # one token, the newest, is left where it generates
+        half = [s for s in self.running if not s.out_ids or len(s) - s.computed > 1]  # where it generates, the newest is left
         for sequence in sorted(half, key=lambda s: -s.arrival):
             self._retract(sequence)
 
