@@ -15,7 +15,7 @@ import numpy as np
 
 from relax_sdk.decoding import SAMPLING_RATE, check_amplitude, decode_audio, decode_image, decode_video
 from relax_sdk.errors import MediaError
-from relax_sdk.probing import EXTENSIONS, LIMITS, Kind, MediaLimits, MediaRef, probe, verify
+from relax_sdk.probing import EXTENSIONS, LIMITS, Kind, MediaKey, MediaLimits, MediaRef, probe, verify
 
 if TYPE_CHECKING:
     from typing import Self
@@ -30,6 +30,7 @@ __all__ = [
     "Image",
     "Kind",
     "Media",
+    "MediaKey",
     "MediaLimits",
     "MediaRef",
     "MediaStore",
@@ -316,18 +317,22 @@ class MediaStore:
             raise MediaError(f"not a sha256: {ref.sha256!r}")
         return self.root / ref.sha256[:2] / (ref.sha256 + ref.extension)
 
-    def find(self, sha256: str) -> MediaRef | None:
+    def find(self, sha256: str, kind: Kind | None = None) -> MediaRef | None:
         """The reference of a stored item by the hash of its bytes; None: not in this store.
+
+        Args:
+            sha256: of the bytes.
+            kind: what the item is to be, where its bytes can be several; bytes that cannot be this are found as what they are.
 
         Raises:
             MediaError: not a sha256, or the file cannot be read.
         """
         folder = self.path(MediaRef(sha256, "", 0)).parent
-        for mime, extension in EXTENSIONS.items():
-            path = folder / (sha256 + extension)
-            if path.exists():
-                return probe(path.read_bytes(), mime.split("/", 1)[0])  # type: ignore[arg-type]
-        return None
+        found = [mime for mime, extension in EXTENSIONS.items() if (folder / (sha256 + extension)).exists()]
+        if not found:
+            return None
+        mime = next((mime for mime in found if mime.startswith(f"{kind}/")), found[0])
+        return probe((folder / (sha256 + EXTENSIONS[mime])).read_bytes(), mime.split("/", 1)[0])  # type: ignore[arg-type]
 
     def get(self, ref: MediaRef) -> bytes:
         """The stored bytes.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from relax_sdk.errors import EnvError, MediaError
-from relax_sdk.media import PARTS, Audio, Image, Media, MediaRef, Video, from_ref
+from relax_sdk.media import PARTS, Audio, Image, Media, MediaKey, MediaRef, Video, from_ref
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -86,12 +86,12 @@ class Message:
         return message
 
     @staticmethod
-    def from_openai(message: Mapping[str, Any], media: Mapping[str, MediaRef] | None = None) -> Message:
+    def from_openai(message: Mapping[str, Any], media: Mapping[MediaKey, MediaRef] | None = None) -> Message:
         """Read an OpenAI chat dictionary.
 
         Args:
             message: the dictionary; media as data URIs, base64 `input_audio`, or `relax-media:` URLs found in `media`.
-            media: references by sha256.
+            media: references by the kind of the part that names them, and sha256.
 
         Raises:
             EnvError: not a chat message; arguments of a tool call that are not JSON are the model's mistake and become
@@ -212,18 +212,20 @@ def as_messages(observation: Any, role: Role = "user") -> list[Message]:
     return messages
 
 
-def media_names(items: Any) -> set[str]:
-    """The hashes of stored media that a conversation names: messages, or items of the Responses API."""
-    found: set[str] = set()
+def media_names(items: Any) -> set[MediaKey]:
+    """The stored media that a conversation names, each as the kind that it stands for: messages, or items of the Responses
+    API."""
+    found: set[MediaKey] = set()
     for item in items if isinstance(items, list) else ():
         if not isinstance(item, dict):
             continue
         for content in (item.get("content"), item.get("output")):
             for part in content if isinstance(content, list) else ():
-                for value in part.values() if isinstance(part, dict) else ():
+                for kind, cls in PARTS.items() if isinstance(part, dict) else ():
+                    value = part.get(f"{kind}_url")
                     url = value.get("url") if isinstance(value, dict) else value
                     if isinstance(url, str) and url.startswith(MEDIA_SCHEME):
-                        found.add(url[len(MEDIA_SCHEME) :])
+                        found.add((cls.kind, url[len(MEDIA_SCHEME) :]))
     return found
 
 
@@ -234,7 +236,7 @@ def _part_to_openai(part: Part, url: MediaForm) -> dict[str, Any]:
     return {"type": key, key: {"url": url(part)}}
 
 
-def _part_from_openai(part: Mapping[str, Any], media: Mapping[str, MediaRef]) -> Part:
+def _part_from_openai(part: Mapping[str, Any], media: Mapping[MediaKey, MediaRef]) -> Part:
     kind = part.get("type")
     try:
         if kind == "text":
@@ -248,7 +250,7 @@ def _part_from_openai(part: Mapping[str, Any], media: Mapping[str, MediaRef]) ->
         raise EnvError(f"a part of type {kind!r} is incomplete: {dict(part)!r:.120}") from error
     cls = PARTS[kind.removesuffix("_url")]
     if url.startswith(MEDIA_SCHEME):
-        ref = media.get(url[len(MEDIA_SCHEME) :])
+        ref = media.get((cls.kind, url[len(MEDIA_SCHEME) :]))
         if ref is None:
             raise MediaError(f"{url}: no such media here")
         if ref.kind != cls.kind:

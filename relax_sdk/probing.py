@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from PIL import Image as PILImage
 
 Kind = Literal["image", "audio", "video"]
+MediaKey = tuple[Kind, str]
+"""Kind and sha256 of an item: the same GIF is another item as an image than as a film."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ class MediaRef:
     def kind(self) -> Kind:
         """`image`, `audio` or `video`."""
         return self.mime.split("/", 1)[0]  # type: ignore[return-value]
+
+    @property
+    def key(self) -> MediaKey:
+        """What features, and whatever else is made of the item, are kept under."""
+        return self.kind, self.sha256
 
     @property
     def extension(self) -> str:

@@ -32,7 +32,7 @@ from relax_sdk.hosting.protocol import (
     Shown,
     encode,
 )
-from relax_sdk.media import Media
+from relax_sdk.media import Media, MediaKey
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.registry import EnvSpec
 from relax_sdk.rewards import score, score_group, scores_groups
@@ -86,7 +86,7 @@ class EnvHost:
         self._working: dict[int, asyncio.Task[None]] = {}
         self._last: dict[str, tuple[int, Any, Failure | None, list[Media]]] = {}
         """The last answer of every open episode: asked again after a broken connection, it is not worked out again."""
-        self._sent: OrderedDict[str, None] = OrderedDict()
+        self._sent: OrderedDict[MediaKey, None] = OrderedDict()
         self._send: Send | None = None
 
     @property
@@ -145,7 +145,7 @@ class EnvHost:
         await self._tell(ask.id, result, failure, media)
 
     async def _tell(self, id: int, result: Any, failure: Failure | None, media: Sequence[Media]) -> None:
-        new = {item.ref.sha256: item for item in media if item.ref.sha256 not in self._sent}
+        new = {item.ref.key: item for item in media if item.ref.key not in self._sent}
         try:
             parts = [(item.kind, item.bytes()) for item in new.values()]
             frame = encode(Reply(id, result, failure, parts))

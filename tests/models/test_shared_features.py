@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -38,25 +40,40 @@ def test_another_process_reads_what_the_first_prepared(tmp_path, kind, monkeypat
     assert dataclasses.replace(read, tensor=made.tensor) == made
 
 
+def test_processors_of_other_settings_prepare_their_own(tmp_path):
+    """A reference or a teacher may have another model folder than the policy."""
+    path, item = resolve_model("relax/tiny-omni"), media("image")
+    other = tmp_path / "other"
+    shutil.copytree(path, other)
+    settings = json.loads((other / "preprocessor_config.json").read_text())
+    (other / "preprocessor_config.json").write_text(json.dumps(settings | {"image_mean": [0.1, 0.2, 0.3]}))
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    made = [Processor.load(p, shared).features(item.bytes(), item.ref.sha256, item.kind) for p in (path, other)]
+    alone = Processor.load(other).features(item.bytes(), item.ref.sha256, item.kind)
+    np.testing.assert_array_equal(made[1].tensor, alone.tensor)
+    assert not np.array_equal(made[0].tensor, made[1].tensor)
+
+
 def test_what_is_missing_or_damaged_is_not_there(tmp_path):
-    shared = SharedFeatures(tmp_path)
+    shared = SharedFeatures(tmp_path, "s")
     assert shared.get("a", "image") is None
     shared.put("a", features())
     assert shared.get("a", "audio") is None
-    (tmp_path / "image-a").write_bytes(b"\x00" * 20)
+    (tmp_path / "image-a-s").write_bytes(b"\x00" * 20)
     assert shared.get("a", "image") is None
 
 
 def test_the_oldest_go_when_the_bound_is_reached(tmp_path):
-    shared = SharedFeatures(tmp_path, max_bytes=3 * features().tensor.nbytes)
+    shared = SharedFeatures(tmp_path, "s", max_bytes=3 * features().tensor.nbytes)
     for name in "abcde":
         shared.put(name, features())
     assert [name for name in "abcde" if shared.get(name, "image")] == ["c", "d", "e"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["image-c", "image-d", "image-e"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["image-c-s", "image-d-s", "image-e-s"]
 
 
 def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path):
     (tmp_path / "file").write_text("")
-    shared = SharedFeatures(tmp_path / "file" / "folder")
+    shared = SharedFeatures(tmp_path / "file" / "folder", "s")
     shared.put("a", features())
     assert shared.get("a", "image") is None

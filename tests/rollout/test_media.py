@@ -13,6 +13,7 @@ from PIL import Image as PILImage
 from relax_server.models.catalog import resolve_model
 from relax_server.models.processor import Processor
 from relax_server.rollout import RolloutWorker
+from relax_server.training.batch import make_batch, read_features
 
 import relax_sdk as relax
 from relax_sdk import Audio, EnvSpec, Image, RunConfig, Status, Video
@@ -40,6 +41,14 @@ class Shows(relax.Env):
         self.turn += 1
         last = self.turn == len(self.show)
         return None if last else self.show[self.turn](), 1.0, last, False, {}
+
+
+def animation():
+    """The bytes of a GIF of eight pictures, which is an image and a film."""
+    buffer = io.BytesIO()
+    first, *rest = (PILImage.fromarray(pixels) for pixels in FRAMES)
+    first.save(buffer, format="GIF", save_all=True, append_images=rest, duration=250)
+    return buffer.getvalue()
 
 
 def cut_video():
@@ -141,6 +150,25 @@ async def test_media_in_every_turn_reach_engine_store_and_trajectory(bench, proc
     ]
     assert urls == [f"relax-media:{ref.sha256}" for ref in sample.media]
     assert len(encode_group(result.group)) < 20_000, "a trajectory holds references, not bytes"
+
+
+async def test_the_same_bytes_are_an_image_and_a_film_in_one_episode(bench, processor):
+    show = [
+        lambda: [Image.from_bytes(animation()), "and moving:", Video.from_bytes(animation())],
+        lambda: [Video.from_bytes(animation()), Image.from_bytes(animation())],
+    ]
+    made = bench(Shows, kwargs={"show": show})
+    trajectory = (await made.group()).trajectories[0]
+    assert trajectory.status is Status.COMPLETED, trajectory.error
+    (sample,) = trajectory.samples()
+    kinds = ["image", "video", "video", "image"]
+    assert [ref.kind for ref in sample.media] == kinds and len({ref.sha256 for ref in sample.media}) == 1
+    assert [(item.ref.kind, item.ref.mime) for item in made.engine.requests[-1].media] == [(k, f"{k}/gif") for k in kinds]
+    batch = make_batch([sample], processor, read_features([sample], processor, made.store.get))
+    assert [item.kind for item in batch.media] == ["image", "video"]
+    assert batch.media[0].n_tokens != batch.media[1].n_tokens
+    counts = [length for _, _, length in processor.placeholders(sample.ids)]
+    assert counts == [batch.media[kind == "video"].n_tokens for kind in kinds]
 
 
 async def test_media_of_the_last_observation_are_stored_though_the_policy_never_sees_them(bench):

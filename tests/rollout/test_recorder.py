@@ -134,7 +134,7 @@ def test_rewritten_history_starts_a_new_sample_and_no_response_is_lost(turns, da
 @given(st.lists(turn, min_size=2, max_size=4))
 def test_a_conversation_that_went_through_json_is_recognised(turns):
     recorder, messages = TokenRecorder(Renderer(OMNI)), []
-    refs = {m.ref.sha256: m.ref for m in MEDIA}
+    refs = {m.ref.key: m.ref for m in MEDIA}
     for observation, ids in turns:
         messages = [Message.from_openai(m.to_openai(), refs) for m in messages] + list(observation)
         answer = call(recorder, [_with_bytes(m) for m in messages], ids)

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relax_sdk.errors import EnvError, MediaError, RelaxError
-from relax_sdk.media import Audio, Image, MediaRef, Video
+from relax_sdk.media import PARTS, Audio, Image, MediaKey, MediaRef, Video
 from relax_sdk.messages import MEDIA_SCHEME, AssistantMessage, Message, Text, ToolCall, as_messages
 
 PICTURE = Image.from_array(np.zeros((4, 4, 3), np.uint8))
 SOUND = Audio.from_array(np.zeros(1600, np.float32))
 CLIP = Video.from_array(np.zeros((2, 16, 16, 3), np.uint8))
 MEDIA = (PICTURE, SOUND, CLIP)
-REFS = {part.ref.sha256: part.ref for part in MEDIA}
+REFS: dict[MediaKey, MediaRef] = {(cls.kind, part.ref.sha256): part.ref for part in MEDIA for cls in PARTS.values()}
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 parts = st.one_of(texts.map(Text), st.sampled_from(MEDIA))

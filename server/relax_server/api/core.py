@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from relax_sdk.config import RolloutConfig
 from relax_sdk.errors import ConfigError
-from relax_sdk.media import MediaRef, MediaStore
+from relax_sdk.media import Kind, MediaRef, MediaStore
 from relax_sdk.registry import EnvSpec
 from relax_sdk.session import Agent
 from relax_sdk.tasks import KeptRows, task_splits
@@ -95,7 +95,7 @@ class ServiceCore:
         self.intake = MediaIntake(self.store, processor, self.media_threads, config.rollout.step_timeout)
         self._committer = Committer(journal, "service")
         self._splits: dict[str, tuple[EnvSpec, dict[str, KeptRows]]] = {}
-        self._refs: dict[str, MediaRef] = {}
+        self._refs: dict[tuple[Kind | None, str], MediaRef] = {}
         self._background: set[asyncio.Task[None]] = set()
         self.relay_url = ""
         """Address of the relay, for the processes of training runs; known when the service listens."""
@@ -170,17 +170,17 @@ class ServiceCore:
 
     # --------------------------------------------------------------------------------------------------------- media
 
-    async def media_ref(self, sha256: str) -> MediaRef | None:
-        """The reference of a stored item, by the hash of its bytes; None: not here.
+    async def media_ref(self, sha256: str, kind: Kind | None = None) -> MediaRef | None:
+        """The reference of a stored item, as `MediaStore.find` gives it; None: not here.
 
         Raises:
             MediaError: not a sha256.
         """
-        known = self._refs.get(sha256)
+        known = self._refs.get((kind, sha256))
         if known is None:
-            known = await self.media_threads.call(self.store.find, sha256, limit=DATABASE_LIMIT)
+            known = await self.media_threads.call(self.store.find, sha256, kind, limit=DATABASE_LIMIT)
             if known is not None:
-                self._refs[sha256] = known
+                self._refs[kind, sha256] = known
         return known
 
     async def wants_keys(self) -> bool:

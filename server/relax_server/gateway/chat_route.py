@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from relax_sdk.config import SamplingParams
 from relax_sdk.errors import RelaxError
-from relax_sdk.media import MediaRef
+from relax_sdk.media import MediaKey, MediaRef
 from relax_server.gateway import openai_chat
 from relax_server.gateway.errors import as_api_error
 from relax_server.gateway.model_route import GrowingAnswer, ModelRoute, data
@@ -24,7 +24,7 @@ class ChatRoute(ModelRoute):
 
     prefix, field = "chatcmpl-", "messages"
 
-    def read(self, body: Any, base: SamplingParams, media: dict[str, MediaRef], session: PlayedSession) -> ChatCall:
+    def read(self, body: Any, base: SamplingParams, media: dict[MediaKey, MediaRef], session: PlayedSession) -> ChatCall:
         return openai_chat.read_chat(body, base, media, session.fixed)
 
     def whole(self, id: str, call: ChatCall, answer: Answer, session: PlayedSession) -> Response:

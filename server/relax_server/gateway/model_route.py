@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from relax_sdk.config import SamplingParams
 from relax_sdk.errors import RelaxError
-from relax_sdk.media import MediaRef
+from relax_sdk.media import MediaKey, MediaRef
 from relax_sdk.messages import AssistantMessage
 from relax_server.engines.base import Generation
 from relax_server.gateway.errors import as_api_error
@@ -108,7 +108,7 @@ class ModelRoute(ABC):
         self._numbers = itertools.count()
 
     @abstractmethod
-    def read(self, body: Any, base: SamplingParams, media: dict[str, MediaRef], session: PlayedSession) -> ModelCall:
+    def read(self, body: Any, base: SamplingParams, media: dict[MediaKey, MediaRef], session: PlayedSession) -> ModelCall:
         """Understand a request.
 
         Raises:

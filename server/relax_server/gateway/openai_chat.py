@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from relax_sdk.config import SamplingParams
 from relax_sdk.errors import ConfigError, RelaxError
-from relax_sdk.media import MediaRef
+from relax_sdk.media import MediaKey, MediaRef
 from relax_sdk.messages import AssistantMessage, Message, Text
 from relax_sdk.trajectory import Turn
 from relax_server.gateway.errors import bad
@@ -59,13 +59,13 @@ class ChatCall(ModelCall):
     logprobs: bool
 
 
-def read_chat(body: Any, base: SamplingParams, media: Mapping[str, MediaRef], fixed: bool) -> ChatCall:
+def read_chat(body: Any, base: SamplingParams, media: Mapping[MediaKey, MediaRef], fixed: bool) -> ChatCall:
     """Understand the body of a chat request.
 
     Args:
         body: parsed JSON.
         base: sampling where the request says nothing.
-        media: known items by sha256, that messages may name as `relax-media:<sha256>`.
+        media: known items by kind and sha256, that messages may name as `relax-media:<sha256>`.
         fixed: whether temperature, top_p and top_k are those of `base` whatever the request says, as in training.
 
     Raises:
@@ -96,7 +96,7 @@ def read_chat(body: Any, base: SamplingParams, media: Mapping[str, MediaRef], fi
     )
 
 
-def read_message(raw: Any, index: int, media: Mapping[str, MediaRef]) -> Message:
+def read_message(raw: Any, index: int, media: Mapping[MediaKey, MediaRef]) -> Message:
     """One message; `developer` is another word for `system`.
 
     Raises:

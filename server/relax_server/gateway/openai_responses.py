@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from relax_sdk.config import SamplingParams
 from relax_sdk.errors import RelaxError
-from relax_sdk.media import MediaRef
+from relax_sdk.media import MediaKey, MediaRef
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.trajectory import Turn
 from relax_server.gateway.errors import as_api_error, bad
@@ -46,7 +46,7 @@ class ResponsesRoute(ModelRoute):
 
     prefix, field = "resp_", "input"
 
-    def read(self, body: Any, base: SamplingParams, media: dict[str, MediaRef], session: PlayedSession) -> ResponseCall:
+    def read(self, body: Any, base: SamplingParams, media: dict[MediaKey, MediaRef], session: PlayedSession) -> ResponseCall:
         if not isinstance(body, dict):
             raise bad("the body must be a JSON object")
         for name, fine in REFUSED.items():
@@ -132,7 +132,7 @@ class ResponsesRoute(ModelRoute):
             yield event("error", code=told.code, message=str(told), param=told.param)
 
 
-def read_items(raw: Any, media: Mapping[str, MediaRef]) -> list[Message]:
+def read_items(raw: Any, media: Mapping[MediaKey, MediaRef]) -> list[Message]:
     """The messages that an `input` stands for; calls of one answer become one message.
 
     Raises:

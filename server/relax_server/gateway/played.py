@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from relax_sdk.config import SamplingParams
-from relax_sdk.media import MediaRef
+from relax_sdk.media import Kind, MediaRef
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.session import StepOutcome
 from relax_server.engines.base import Generation
@@ -34,8 +34,8 @@ class Surroundings(Protocol):
     max_body: int
     """Bytes of a request."""
 
-    async def media_ref(self, sha256: str) -> MediaRef | None:
-        """The reference of a stored item; None: not here."""
+    async def media_ref(self, sha256: str, kind: Kind | None = None) -> MediaRef | None:
+        """The reference of a stored item, as `MediaStore.find` gives it; None: not here."""
         ...
 
 

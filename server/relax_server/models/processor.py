@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from relax_sdk.errors import ConfigError, TokenError
-from relax_sdk.media import Media
+from relax_sdk.media import Media, MediaKey
 from relax_sdk.messages import AssistantMessage, Message, Text
 from relax_server.models.answers import AnswerReader
 from relax_server.models.media_features import FeatureExtractor, Kind, MediaFeatures
@@ -46,7 +46,6 @@ class Processor:
         from transformers import AutoConfig, AutoTokenizer
 
         self.path = path
-        self._shared = SharedFeatures(shared) if shared is not None else None
         try:
             self.hf_config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
             self.tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
@@ -61,6 +60,7 @@ class Processor:
         self.placeholder_ids: dict[str, int] = {}
         self.banned_ids: tuple[int, ...] = ()
         self._extract: FeatureExtractor | None = None
+        self._shared: SharedFeatures | None = None
         if self.is_omni:
             c = self.hf_config
             self.placeholder_ids = {"image": c.image_token_id, "audio": c.audio_token_id, "video": c.video_token_id}
@@ -68,8 +68,9 @@ class Processor:
             config = ProcessorConfig.load(path)
             config.check_model(path, c.vision_config, c.audio_config)
             self._extract = FeatureExtractor(config)
+            self._shared = SharedFeatures(shared, config.digest) if shared is not None else None
         self._kinds = {id: kind for kind, id in self.placeholder_ids.items()}
-        self._features: OrderedDict[str, MediaFeatures] = OrderedDict()
+        self._features: OrderedDict[MediaKey, MediaFeatures] = OrderedDict()
         self._features_bytes = 0
         self._lock = threading.Lock()
 
@@ -215,16 +216,17 @@ class Processor:
     # ------------------------------------------------------------------------------------------------------- media
 
     def features(self, data: bytes, sha256: str, kind: Kind) -> MediaFeatures:
-        """The features of one item, from a cache where it was seen before.
+        """The features of one item, from a cache where it was seen before as the same kind.
 
         Raises:
             TokenError: the model does not take this kind.
             MediaError: damaged.
         """
+        key = kind, sha256
         with self._lock:
-            cached = self._features.get(sha256)
+            cached = self._features.get(key)
             if cached is not None:
-                self._features.move_to_end(sha256)
+                self._features.move_to_end(key)
                 return cached
         if self._extract is None:
             raise TokenError(f"the model {self.path.name} takes text only, not {kind}")
@@ -234,18 +236,18 @@ class Processor:
             if self._shared is not None:
                 self._shared.put(sha256, made)
         with self._lock:
-            if sha256 not in self._features:
-                self._features[sha256] = made
+            if key not in self._features:
+                self._features[key] = made
                 self._features_bytes += made.tensor.nbytes
             while self._features_bytes > FEATURE_CACHE_BYTES and len(self._features) > 1:
                 _, old = self._features.popitem(last=False)
                 self._features_bytes -= old.tensor.nbytes
         return made
 
-    def has_features(self, sha256: str) -> bool:
+    def has_features(self, sha256: str, kind: Kind) -> bool:
         """Whether the features of this item are in the cache, so that its bytes need not be read."""
         with self._lock:
-            return sha256 in self._features
+            return (kind, sha256) in self._features
 
     def expand(self, ids: Sequence[int], features: Sequence[MediaFeatures]) -> list[int]:
         """Wire form to expanded form.

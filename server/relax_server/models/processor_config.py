@@ -6,6 +6,7 @@ transformers 5.23: a part of `processor_config.json` before a file of its own, `
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -183,6 +184,11 @@ class ProcessorConfig:
     """Whether a frame is also limited to its share of `max_video_tokens`."""
     max_video_tokens: int
     audio: AudioSettings
+
+    @property
+    def digest(self) -> str:
+        """A short name of the settings, equal where all of them are."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
     @classmethod
     def load(cls, folder: Path) -> ProcessorConfig:

@@ -26,17 +26,19 @@ class SharedFeatures:
 
     Args:
         folder: in shared memory, readable by this run's processes only; made, and removed, by whoever starts them.
+        settings: names the settings that media are prepared with, `ProcessorConfig.digest`.
         max_bytes: bytes that this writer may leave there.
     """
 
-    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, folder: Path, settings: str, max_bytes: int = MAX_BYTES) -> None:
         self.folder = folder
+        self._settings = settings
         self._max_bytes = max_bytes
         self._mine: OrderedDict[Path, int] = OrderedDict()
         self._bytes = 0
 
     def _file(self, sha256: str, kind: Kind) -> Path:
-        return self.folder / f"{kind}-{sha256}"
+        return self.folder / f"{kind}-{sha256}-{self._settings}"
 
     def get(self, sha256: str, kind: Kind) -> MediaFeatures | None:
         """The features that some process has put there; None where there are none, or none any more."""

@@ -33,7 +33,7 @@ from relax_sdk.hosting.protocol import (
     ScoreGroup,
     Shown,
 )
-from relax_sdk.media import PARTS, MediaRef, MediaStore
+from relax_sdk.media import PARTS, MediaKey, MediaRef, MediaStore
 from relax_sdk.messages import AssistantMessage, Message, media_names
 from relax_sdk.registry import EnvSpec
 from relax_sdk.rewards import finite
@@ -63,7 +63,7 @@ class HostLink(ABC):
         self.env, self.store, self._in_thread = env, store, in_thread
         self._ids = itertools.count(1)
         self._pending: dict[int, tuple[Ask, asyncio.Future[Any]]] = {}
-        self._refs: OrderedDict[str, MediaRef] = OrderedDict()
+        self._refs: OrderedDict[MediaKey, MediaRef] = OrderedDict()
         self._storing: set[asyncio.Task[None]] = set()
         """Answers whose media, or those of answers before them, are not stored yet."""
         self._closing: set[asyncio.Task[None]] = set()
@@ -121,7 +121,7 @@ class HostLink(ABC):
         Raises:
             EnvError, MediaError: not messages, or they name media that never came.
         """
-        refs = {name: ref for name in media_names(raw) if (ref := await self._ref(name)) is not None}
+        refs = {key: ref for key in media_names(raw) if (ref := await self._ref(key)) is not None}
         return [Message.from_openai(message, refs) for message in raw]
 
     @property
@@ -160,14 +160,15 @@ class HostLink(ABC):
         return self.store.put(PARTS[kind].from_bytes(data))
 
     def _remember(self, ref: MediaRef) -> None:
-        self._refs[ref.sha256] = ref
+        self._refs[ref.key] = ref
         if len(self._refs) > KNOWN_ITEMS:
             self._refs.popitem(last=False)
 
-    async def _ref(self, sha256: str) -> MediaRef | None:
-        ref = self._refs.get(sha256)
+    async def _ref(self, key: MediaKey) -> MediaRef | None:
+        ref = self._refs.get(key)
         if ref is None:
-            ref = await self._on_disk(self.store.find, sha256)
+            kind, sha256 = key
+            ref = await self._on_disk(self.store.find, sha256, kind)
             if ref is not None:
                 self._remember(ref)
         return ref

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from relax_sdk.media import Media, MediaRef, MediaStore
+from relax_sdk.media import Media, MediaKey, MediaRef, MediaStore
 from relax_server.engines.base import MediaItem
 from relax_server.models.processor import MediaFeatures
 from relax_server.rollout.threads import CallThreads
@@ -50,8 +50,8 @@ class MediaIntake:
         self.limit = limit
         self.decoded = 0
         """Items decoded so far."""
-        self._known: OrderedDict[str, PreparedMedia] = OrderedDict()
-        self._coming: dict[str, asyncio.Future[PreparedMedia]] = {}
+        self._known: OrderedDict[MediaKey, PreparedMedia] = OrderedDict()
+        self._coming: dict[MediaKey, asyncio.Future[PreparedMedia]] = {}
 
     async def take(self, media: Iterable[Media]) -> list[PreparedMedia]:
         """Store and verify items; the same content asked for at the same time is decoded once.
@@ -64,22 +64,22 @@ class MediaIntake:
         return [item if isinstance(item, PreparedMedia) else await asyncio.shield(item) for item in started]
 
     def _start(self, media: Media) -> PreparedMedia | asyncio.Future[PreparedMedia]:
-        sha = media.ref.sha256
-        known = self._known.get(sha)
+        key = media.ref.key
+        known = self._known.get(key)
         if known is not None:
-            self._known.move_to_end(sha)
+            self._known.move_to_end(key)
             return known
-        if sha not in self._coming:
-            coming = self._coming[sha] = self.threads.submit(self._prepare, media, limit=self.limit).future
-            coming.add_done_callback(lambda future: self._arrived(sha, future))
-        return self._coming[sha]
+        if key not in self._coming:
+            coming = self._coming[key] = self.threads.submit(self._prepare, media, limit=self.limit).future
+            coming.add_done_callback(lambda future: self._arrived(key, future))
+        return self._coming[key]
 
-    def _arrived(self, sha: str, future: asyncio.Future[PreparedMedia]) -> None:
-        del self._coming[sha]
+    def _arrived(self, key: MediaKey, future: asyncio.Future[PreparedMedia]) -> None:
+        del self._coming[key]
         if future.cancelled() or future.exception() is not None:
             return
         self.decoded += 1
-        self._known[sha] = future.result()
+        self._known[key] = future.result()
         if len(self._known) > CACHE_ITEMS:
             self._known.popitem(last=False)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from relax_sdk.errors import TokenError
-from relax_sdk.media import MediaRef
+from relax_sdk.media import MediaKey, MediaRef
 from relax_sdk.trajectory import Sample
 from relax_server.models.processor import MediaFeatures, Processor
 
@@ -74,25 +74,25 @@ class TokenBatch:
         return len(self) * int(self.n_inputs.max(initial=0))
 
 
-def read_features(samples: Sequence[Sample], processor: Processor, read: ReadMedia) -> dict[str, MediaFeatures]:
-    """Prepare the features of each distinct media item, by sha256.
+def read_features(samples: Sequence[Sample], processor: Processor, read: ReadMedia) -> dict[MediaKey, MediaFeatures]:
+    """Prepare the features of each distinct media item, by its key.
 
     Raises:
         MediaError: an item is damaged.
         TokenError: the model does not take its kind.
     """
-    features: dict[str, MediaFeatures] = {}
+    features: dict[MediaKey, MediaFeatures] = {}
     for ref in chain.from_iterable(sample.media for sample in samples):
-        if ref.sha256 not in features:
-            data = b"" if processor.has_features(ref.sha256) else read(ref)
-            features[ref.sha256] = processor.features(data, ref.sha256, ref.kind)
+        if ref.key not in features:
+            data = b"" if processor.has_features(ref.sha256, ref.kind) else read(ref)
+            features[ref.key] = processor.features(data, ref.sha256, ref.kind)
     return features
 
 
 def make_batch(
     samples: Sequence[Sample],
     processor: Processor,
-    features: dict[str, MediaFeatures],
+    features: dict[MediaKey, MediaFeatures],
     routes: Sequence[np.ndarray | None] = (),
 ) -> TokenBatch:
     """Lay out samples as flat arrays and check that tokens and media fit together.
@@ -100,7 +100,7 @@ def make_batch(
     Args:
         samples: each with at least one token of loss mask 1, none of them the first token.
         processor: the model's processor.
-        features: the features of all media of the samples, by sha256.
+        features: the features of all media of the samples, by their keys.
         routes: the routes of each sample, for route replay.
 
     Raises:
@@ -150,21 +150,21 @@ def _check_trained(trained: Trained, n_inputs: np.ndarray, processor: Processor)
 
 
 def _keys(
-    samples: Sequence[Sample], ids: np.ndarray, start: np.ndarray, processor: Processor, features: dict[str, MediaFeatures]
+    samples: Sequence[Sample], ids: np.ndarray, start: np.ndarray, processor: Processor, features: dict[MediaKey, MediaFeatures]
 ) -> tuple[np.ndarray, tuple[MediaFeatures, ...]]:
     """Keys of all tokens, and the distinct media items in the order of their numbers."""
-    number: dict[str, int] = {}
+    number: dict[MediaKey, int] = {}
     media: list[MediaFeatures] = []
     for ref in chain.from_iterable(s.media for s in samples):
-        if ref.sha256 not in number:
-            number[ref.sha256] = len(media)
-            media.append(features[ref.sha256])
+        if ref.key not in number:
+            number[ref.key] = len(media)
+            media.append(features[ref.key])
     placeholders = np.flatnonzero(np.isin(ids, list(processor.placeholder_ids.values())))
     counts = np.diff(np.searchsorted(placeholders, start))
-    known: dict[tuple[str, ...], np.ndarray] = {}
+    known: dict[tuple[MediaKey, ...], np.ndarray] = {}
     wanted: list[np.ndarray] = []
     for i, sample in enumerate(samples):
-        names = tuple(ref.sha256 for ref in sample.media)
+        names = tuple(ref.key for ref in sample.media)
         if names not in known:
             spans = [number[n] * MEDIA_SPAN + np.arange(features[n].n_tokens) for n in names]
             known[names] = np.concatenate(spans) if spans else np.zeros(0, np.int64)
@@ -191,7 +191,7 @@ def _positions(
     ids: np.ndarray,
     start: np.ndarray,
     processor: Processor,
-    features: dict[str, MediaFeatures],
+    features: dict[MediaKey, MediaFeatures],
 ) -> np.ndarray:
     """Positions of all tokens. Up to the last placeholder they come from the processor, once per distinct beginning; text
     after it counts on from the largest coordinate."""
@@ -209,7 +209,7 @@ def _positions(
         cut = int(media_at[last[i]]) + 1
         name = keys[a:cut].tobytes()
         if name not in known:
-            begin = processor.positions(ids[a:cut].tolist(), [features[ref.sha256] for ref in sample.media])
+            begin = processor.positions(ids[a:cut].tolist(), [features[ref.key] for ref in sample.media])
             known[name] = begin, float(begin.max()) + 1
         begin, after = known[name]
         out[:, a:cut] = begin

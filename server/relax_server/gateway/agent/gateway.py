@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from relax_sdk.errors import ConfigError, EpisodeError, RelaxError
-from relax_sdk.media import MediaRef, MediaStore
+from relax_sdk.media import Kind, MediaRef, MediaStore
 from relax_sdk.messages import Message
 from relax_server.gateway.agent.processes import TERM_SECONDS, AgentProcess, AgentProcesses, end
 from relax_server.gateway.bodies import Body, RewardBody, StepBody, checked
@@ -198,8 +198,8 @@ class AgentGateway:
             raise unknown("session", request.path_params["id"], ": its episode is over, or the key is another's")
         return session
 
-    async def media_ref(self, sha256: str) -> MediaRef | None:
-        return await self.media_threads.call(self.store.find, sha256, limit=MEDIA_LIMIT)
+    async def media_ref(self, sha256: str, kind: Kind | None = None) -> MediaRef | None:
+        return await self.media_threads.call(self.store.find, sha256, kind, limit=MEDIA_LIMIT)
 
     def _route(self, work: Any) -> Any:
         async def answer(request: Request) -> Response:

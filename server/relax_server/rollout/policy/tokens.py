@@ -13,7 +13,7 @@ from typing import Any
 
 from relax_sdk.config import SamplingParams
 from relax_sdk.errors import EngineAborted, EpisodeOver, TokenError
-from relax_sdk.media import Media
+from relax_sdk.media import Media, MediaKey
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.trajectory import Trajectory, Turn
 from relax_server.engines.base import GenerateRequest, Generation, MediaItem
@@ -64,7 +64,7 @@ class TokenPolicy(Policy):
         self.recorder = TokenRecorder(renderer, tools, tools_key)
         self.max_tokens = max_tokens
         self._intake = intake
-        self._media: dict[str, PreparedMedia] = {}
+        self._media: dict[MediaKey, PreparedMedia] = {}
 
     @property
     def turns(self) -> list[Turn]:
@@ -91,7 +91,7 @@ class TokenPolicy(Policy):
         prepared = await self._take(plan.new_media)
         prompt = recorder.prompt(plan, [item.features for item in prepared if item.features is not None])
         room = self._room(prompt)
-        media = [self._media[item.ref.sha256] for item in prompt.media]
+        media = [self._media[item.ref.key] for item in prompt.media]
         sampled = await self.sample(prompt, tuple(item.item for item in media), room, options)
         refs = [item.ref for item in media]
         turn = recorder.record(prompt, sampled.generation, refs, sampled.engine, sampled.seconds, sampled.sampling)
@@ -107,7 +107,7 @@ class TokenPolicy(Policy):
         if not media:
             return []
         prepared = await self._intake.take(media)
-        self._media.update((item.ref.sha256, item) for item in prepared)
+        self._media.update((item.ref.key, item) for item in prepared)
         return prepared
 
     def _room(self, prompt: RecordedPrompt) -> int:
