@@ -13,7 +13,7 @@ import orjson
 LIMIT = 180.0
 """Seconds for any answer."""
 TOKENS = 8
-"""Of an answer; so many the fake engine has."""
+"""Tokens of an answer; so many the fake engine has."""
 
 
 @contextlib.asynccontextmanager

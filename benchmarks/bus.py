@@ -47,7 +47,7 @@ from relax_sdk.trajectory import Group, Status, Trajectory, Turn, VersionSpan, d
 SIZE = 16
 """Samples of a group."""
 SOUND_SAMPLES = 500_000
-"""Of 16 bits: 1 MB."""
+"""Samples of 16 bits: 1 MB."""
 KINDS = {"text": 16, "media": 2}
 """Groups of a batch."""
 LONG = 120.0

@@ -78,7 +78,7 @@ CUT = 5.0
 AHEAD = {"engine": 3, "rollout": 3}
 """Steps that may still come from before a kill: the one under way, and the two batches played ahead with a staleness of 1."""
 STEPS, TASKS = 150, 256
-"""Of a run at least; of its evaluation."""
+"""Steps of a run, at least, and tasks of its evaluation."""
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ BAR = 0.005
 FIRST = 2
 """Steps that are left out."""
 LETTERS = 600
-"""Of a prompt; the tiny models have a token for every byte."""
+"""Letters of a prompt; the tiny models have a token for every byte."""
 
 
 class LongPrompts(relax.Env):

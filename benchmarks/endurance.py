@@ -90,7 +90,7 @@ def _size(path: Path) -> int:
 
 
 def slope(x: list[float], y: list[float]) -> float:
-    """Of the straight line through the second half, for 1,000 of x."""
+    """Slope of the straight line through the second half, for 1,000 of x."""
     first = len(x) // 2
     return float(np.polyfit(x[first:], y[first:], 1)[0] * 1000) if len(x) - first > 1 else float("nan")
 

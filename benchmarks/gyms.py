@@ -61,7 +61,7 @@ PEERS = Path(__file__).parent / "peers"
 LIMIT = 600.0
 """Seconds for a measurement."""
 NUMBERS = itertools.count()
-"""Of tasks: every episode of ours has a question of its own, so that no prompt was rendered before."""
+"""Numbers of tasks: every episode of ours has a question of its own, so that no prompt was rendered before."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Figures:
     cpu: float
     """Seconds of processor time of the server, or of all that the system is."""
     client: float | None = None
-    """Of the client that plays, where there is one."""
+    """Seconds of processor time of the client that plays, where there is one."""
 
 
 Measure = Callable[[int, int], Coroutine[Any, Any, Figures]]

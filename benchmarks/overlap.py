@@ -37,7 +37,7 @@ CALL = 1.0
 """Seconds that a call takes of an engine whose speed is set, besides its own."""
 LONGEST = 12
 AIMS = {"text": 1.76, "omni": 2.0}
-"""Of colocate / async, from the paper."""
+"""The ratio of colocate to async in the paper."""
 
 
 async def slow_tools(session: Session) -> None:

@@ -36,7 +36,7 @@ from relax_sdk.errors import JournalError, ServiceError, ServiceUnavailable
 
 AGENTS, TURNS, FOLLOWERS = 16, 3, 3
 GROUPS, SIZE = 200, 4
-"""Of one rollout; two are under way at any time."""
+"""Groups of one rollout, and their size; two rollouts are under way at any time."""
 LIMIT = 120.0
 """Seconds for anything."""
 SAMPLING = {"max_new_tokens": 8}

@@ -39,7 +39,7 @@ MODELS = {"relax/tiny-omni": "float32", SMOLLM2: "bfloat16", QWEN3_600M: "bfloat
 """And the dtype of each."""
 SHARE = 0.02
 TOKENS = 2048
-"""Of an answer, at most; it is given up once enough was seen."""
+"""Tokens of an answer, at most; it is given up once enough was seen."""
 LIMIT = 600.0
 """Seconds for a start, a command or an answer."""
 BEFORE, AFTER = 16, 8

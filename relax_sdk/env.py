@@ -115,9 +115,9 @@ class Env(gymnasium.Env[Any, AssistantMessage]):
         in a thread, unless `blocking` is False. It may take `rollout.step_timeout` seconds.
 
         Args:
-            action: the policy's message: `action.text`, `action.tool_calls`, and `action.finish_reason`, which is `stop`, or
-                `length` where the token limit cut it. The text may be empty or nonsense; a wrong answer is no error, but
-                gets a low reward.
+            action: the policy's message: `action.text`, `action.tool_calls`, `action.control_tokens` (what it wrote that is no
+                text), and `action.finish_reason`, which is `stop`, or `length` where the token limit cut it. The text may be
+                empty or nonsense; a wrong answer is no error, but gets a low reward.
 
         Returns:
             Gymnasium's five values, `(observation, reward, terminated, truncated, info)`. The observation is as in `reset`, or

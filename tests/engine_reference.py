@@ -45,7 +45,7 @@ class Reference:
     def logprobs(
         self, prompt: Sequence[int], response: Sequence[int], media: Sequence[Media] = (), temperature: float = 1.0
     ) -> np.ndarray:
-        """Of each response token: float [len(response)]."""
+        """Logprobs of the response tokens: float [len(response)]."""
         logits = self.logits([*prompt, *response], media)[len(prompt) - 1 : -1] / temperature
         return logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0].numpy()
 

@@ -26,7 +26,7 @@ COUNTS = {"groups": 3, "done": 3, "unusable": 0, "trajectories": 3}
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of an empty journal."""
+    """URL of an empty journal."""
     return str(tmp_path / "journal.db") if request.param == "sqlite" else request.getfixturevalue("postgres").make()
 
 

@@ -106,7 +106,7 @@ def test_coroutines_are_run_to_their_end(cls: type[relax.Env]) -> None:
 
 
 async def test_it_works_where_a_loop_is_already_running() -> None:
-    """As in a notebook."""
+    """A notebook has such a loop."""
     env = SyncEnv(SlowParrot())
     word, _ = env.reset(seed=1)
     assert env.step(say(word))[1] == 1.0

@@ -285,7 +285,7 @@ def test_dense_layers_have_no_routes(worker, tmp_path, dense, recompute):
 
 
 def gradients(recompute: bool, budget: int) -> dict[str, np.ndarray]:
-    """Of one step with routes, pictures, sounds and films, by parameter."""
+    """Gradients of one step with routes, pictures, sounds and films, by parameter."""
     policy = make_policy(OMNI, replay_routes=True, recompute=recompute, token_budget=budget)
     policy.train_step(routed_groups(policy.processor, 0, n_groups=3), read, 0)
     return {name: p.main_grad.numpy().copy() for name, p in policy._loaded.model.named_parameters()}

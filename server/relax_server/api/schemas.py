@@ -11,7 +11,7 @@ from relax_sdk.config import SamplingParams
 from relax_server.gateway.bodies import Body
 
 SEED_BITS = 53
-"""Of seeds: what a JSON number holds exactly."""
+"""Bits of a seed: what a JSON number holds exactly."""
 
 
 class SamplingBody(Body):

@@ -44,7 +44,7 @@ class ServiceConfig:
     max_body: int = 64 << 20
     """Bytes of a request."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """Of sessions and rollouts that say nothing else."""
+    """How sessions and rollouts sample that say nothing else."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     max_runs: int = 1
     """Training runs at once; more wait."""

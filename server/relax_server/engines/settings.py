@@ -36,8 +36,8 @@ class EngineSettings:
     releases_memory: bool = False
     """`release_memory` is to give it back, which SGLang and vLLM do on a GPU only."""
     python: str | Path | None = None
-    """Of SGLang's or vLLM's environment, or that environment's folder; None looks for it."""
+    """The interpreter of SGLang's or vLLM's environment, or that environment's folder; None looks for it."""
     flags: tuple[str, ...] = ()
-    """More of SGLang's or vLLM's own, such as `--tp 2`; they come last and win."""
+    """More flags for the command line of SGLang or vLLM, such as `--tp 2`; they come last and win."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the process's environment."""

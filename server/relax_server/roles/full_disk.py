@@ -8,7 +8,7 @@ from pathlib import Path
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 WORDS = ("no space left on device", "disk quota exceeded", "the disk is full", "database or disk is full")
-"""Of libraries that raise errors of their own."""
+"""What libraries say that raise errors of their own."""
 
 LITTLE = 1 << 20
 """Bytes; with less than that left a disk is the cause of whatever could not be written."""

@@ -48,7 +48,7 @@ class Prompt:
     keys: np.ndarray
     """int64 [n]: `ids`, with each placeholder replaced by its media's key."""
     digest: bytes
-    """Of `keys`."""
+    """Digest of `keys`."""
     positions: np.ndarray | None
     """float32 [3, n], or None where they are 0, 1, 2, …"""
     offset: float

@@ -16,7 +16,7 @@ NEVER = -1e30
 
 @dataclass(frozen=True)
 class Distribution:
-    """Of r positions over v tokens."""
+    """Distributions over v tokens at r positions."""
 
     logprobs: Tensor
     """float32 [r, v]."""
