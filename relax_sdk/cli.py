@@ -217,8 +217,10 @@ def doctor(
         findings = examine_run(folder)
     for finding in findings:
         typer.echo(str(finding))
-    problems = sum(finding.level == "problem" for finding in findings)
-    typer.echo(f"{problems} problems, {sum(finding.level == 'note' for finding in findings)} things to look at")
+    problems, notes = (sum(finding.level == level for finding in findings) for level in ("problem", "note"))
+    typer.echo(
+        f"{problems} {'problem' if problems == 1 else 'problems'}, {notes} {'thing' if notes == 1 else 'things'} to look at"
+    )
     if folder is not None and runtime is None and (folder / "timeline.json").exists():
         typer.echo(f"what happened when: open {folder / 'timeline.json'} in ui.perfetto.dev or chrome://tracing")
     if problems:
@@ -324,9 +326,11 @@ def parse_settings(settings: list[str]) -> dict[str, dict[str, Any]]:
     """`["rollout.group_size=8"]` as `{"rollout": {"group_size": 8}}`.
 
     Raises:
-        ConfigError: not of the form `section.field=value`.
+        ConfigError: not of the form `section.field=value`, or there is no such section.
     """
     import ast
+
+    from relax_sdk.trainer import SECTIONS
 
     out: dict[str, dict[str, Any]] = {}
     for setting in settings:
@@ -334,6 +338,8 @@ def parse_settings(settings: list[str]) -> dict[str, dict[str, Any]]:
         section, dot, name = path.partition(".")
         if not (equals and dot and name):
             raise ConfigError(f"--set {setting!r}: write it as section.field=value, e.g. rollout.group_size=8")
+        if section not in SECTIONS:
+            raise ConfigError(f"--set {setting!r}: no section {section!r}; there are {', '.join(SECTIONS)}")
         try:
             value = WORDS[text] if text in WORDS else ast.literal_eval(text)
         except (ValueError, SyntaxError):

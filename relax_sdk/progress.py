@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_sdk.config import RunConfig
+from relax_sdk.findings import Finding
 from relax_sdk.silence import Watch, missing
 
 PLAIN_EVERY = 5.0
@@ -161,19 +162,25 @@ class Progress:
             self._display.show(urgent=begins)
 
     def step(self, metrics: dict[str, Any]) -> None:
-        """Show a step, now and then a sample answer, and where nothing is learnt, that."""
+        """Show a step, now and then a sample answer, and where nothing is learnt, that.
+
+        Args:
+            metrics: of the step; the newest step's come again when an evaluation has ended.
+        """
         self.text = ""
+        again = self.latest.get("step") == metrics["step"]
         self.latest = metrics
-        self.rewards.append(metrics.get("reward", 0.0))
+        if not again:
+            self.rewards.append(metrics.get("reward", 0.0))
         self.held_out = metrics.get("eval_reward", self.held_out)
         sample = metrics.get("sample")
         with _seen_or_not():
             self._display.show()
-            if sample and self._says_end and (metrics["step"] == 1 or metrics["step"] % SAMPLE_STEPS == 0):
+            if sample and not again and self._says_end and (metrics["step"] == 1 or metrics["step"] % SAMPLE_STEPS == 0):
                 self._display.print(f"step {metrics['step']}, an answer: {sample['answer']!r} · reward {sample['reward']}")
         finding = self._watch.step(metrics)
         if finding is not None:
-            self.warn(f"step {metrics['step']}: {finding.what}. {finding.advice}")
+            self.warn(f"step {metrics['step']}: {_sentences(finding)}")
 
     def warn(self, text: str) -> None:
         """Show a line that stays."""
@@ -200,7 +207,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         for finding in self._missing:
-            self.warn(f"{finding.what}. {finding.advice}")
+            self.warn(_sentences(finding))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -209,7 +216,19 @@ class Progress:
             if self._says_end:
                 end = "done" if kind is None else f"ended early ({kind.__name__})"
                 line = "" if self._display.stays else f"{self.line()}\n"
-                self._display.print(f"{line}{end}: {self.folder}")
+                self._display.print(f"{line}{end}: {_from_here(self.folder)}")
+
+
+def _from_here(folder: Path) -> Path:
+    """A folder as it is named in the current one, where it lies in that."""
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+
+
+def _sentences(finding: Finding) -> str:
+    """A finding in one line: what was seen, and what to do about it as a sentence of its own."""
+    first, _, rest = finding.advice.partition(" ")
+    return f"{finding.what}. {first.capitalize() if first.isalpha() else first} {rest}"  # a setting's name stays as it is
 
 
 def _seen_or_not() -> contextlib.suppress:

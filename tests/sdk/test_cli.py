@@ -23,6 +23,16 @@ def test_options_of_train_reach_the_trainer(monkeypatch: pytest.MonkeyPatch):
     assert (seen["bus"], seen["runtime"], seen["engines"], seen["rollout"]) == ("transfer_queue", "ray", 2, {"group_size": 8})
 
 
+@pytest.mark.parametrize(
+    "command", [["train", "tone-v0"], ["eval", "tone-v0", "--engine-url", "http://x/v1", "--engine-model", "m"]]
+)
+@pytest.mark.parametrize("section", ["rolout", "mode"])
+def test_a_section_that_there_is_not_is_named(command: list[str], section: str):
+    done = CliRunner().invoke(app, [*command, "--set", f"{section}.group_size=8"])
+    assert isinstance(done.exception, ConfigError), done.exception
+    assert f"no section '{section}'" in str(done.exception) and "rollout" in str(done.exception)
+
+
 def test_a_bus_that_there_is_not_is_named():
     done = CliRunner().invoke(app, ["train", "tone-v0", "--bus", "nowhere"])
     assert done.exit_code == 2 and "nowhere" in done.output

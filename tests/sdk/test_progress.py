@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relax_sdk import progress
-from relax_sdk.config import RunConfig
+from relax_sdk.config import RolloutConfig, RunConfig
 from relax_sdk.progress import Display, Progress, Waiting
 
 
@@ -77,3 +77,31 @@ def test_a_line_that_stays_is_not_printed_again(capsys, monkeypatch):
     with Progress(RunConfig(env="tone-v0", steps=9), Path("there")) as run:
         run.step({"step": 4, "reward": 0.5, "seconds_step": 2.0})
     assert capsys.readouterr().err == "done: there\n"
+
+
+def test_a_step_that_comes_again_with_an_evaluation_counts_once(capsys):
+    sample = {"asked": "?", "answer": "hm", "reward": "0.000"}
+    with Progress(RunConfig(env="tone-v0", steps=9), Path("there")) as run:
+        run.step({"step": 1, "reward": 0.0, "seconds_step": 2.0, "sample": sample})
+        run.step({"step": 2, "reward": 0.9, "seconds_step": 2.0})
+        run.step({"step": 2, "reward": 0.9, "seconds_step": 2.0, "eval_reward": 0.25})
+        assert "reward 0.450 · held-out 0.250" in run.line()
+    with Progress(RunConfig(env="tone-v0", steps=9), Path("there")) as run:
+        run.step({"step": 1, "reward": 0.0, "seconds_step": 2.0, "sample": sample})
+        run.step({"step": 1, "reward": 0.0, "seconds_step": 2.0, "sample": sample, "eval_reward": 0.25})
+    assert capsys.readouterr().err.count("step 1, an answer: 'hm'") == 2
+
+
+@pytest.mark.parametrize(("folder", "shown"), [("runs/tone", "runs/tone"), ("/elsewhere/tone", "/elsewhere/tone")])
+def test_a_folder_is_named_as_in_the_current_one(capsys, tmp_path, monkeypatch, folder, shown):
+    monkeypatch.chdir(tmp_path)
+    with Progress(RunConfig(env="tone-v0"), tmp_path / folder):
+        pass
+    assert capsys.readouterr().err.endswith(f"done: {shown}\n")
+
+
+def test_what_to_do_is_a_sentence_of_its_own(capsys):
+    config = RunConfig(env="tone-v0", rollout=RolloutConfig(group_size=1))
+    with Progress(config, Path("there")):
+        pass
+    assert "from a single one. Set rollout.group_size to 2 or more" in capsys.readouterr().err

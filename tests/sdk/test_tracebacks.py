@@ -25,6 +25,18 @@ def deep(n):
 relax.Trainer("tone-v0", folder="run", runtime=Failing()).fit(progress=False)
 """
 
+STOPPED = """
+import signal
+import relax_sdk as relax
+from relax_sdk.stop_signals import Interrupted
+
+class Stopped:
+    def fit(self, job, observer):
+        raise Interrupted(signal.SIGINT)
+
+relax.Trainer("tone-v0", folder="run", runtime=Stopped()).fit(progress=False)
+"""
+
 
 @pytest.mark.parametrize("wanted", ["", "full"])
 def test_an_expected_error_of_a_script(tmp_path: Path, wanted: str) -> None:
@@ -41,3 +53,15 @@ def test_an_expected_error_of_a_script(tmp_path: Path, wanted: str) -> None:
         assert "KeyError" in done.stderr and len(frames) > 2
     else:
         assert "KeyError" not in done.stderr and len(frames) == 2, frames
+
+
+def test_ctrl_c_of_a_script(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(STOPPED)
+    environment = os.environ | {"RELAX_TRACEBACK": ""}
+    done = subprocess.run(
+        [sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment
+    )
+    lines = done.stderr.splitlines()
+    assert lines[-1] == "relax_sdk.stop_signals.Interrupted: stopped by SIGINT"
+    frames = [line for line in lines if line.startswith("  File ")]
+    assert "mine.py" in frames[0] and len(frames) == 2, frames

@@ -180,7 +180,7 @@ class RolloutRole:
 
         def tell(played: Played) -> None:
             nonlocal told
-            if time.monotonic() - told > STATS_SECONDS:
+            if time.monotonic() - told > STATS_SECONDS or played.episodes == played.of:
                 told = time.monotonic()
                 self.channel.send(Evaluating(message.step, played))
 
