@@ -43,7 +43,7 @@ async def test_an_engine_that_is_added_plays_with_the_current_weights_only(tmp_p
         row = await run.engine("second", "current")
         url = row["url"]
         assert (await run.ask(lambda control: control.add("second")))["url"] == url, "and stays as it is"
-        await run.until(lambda: any(e["url"] == url and e["answered"] >= 8 for e in run.controller.stats["engines"]))
+        await run.until(lambda: any(e["url"] == url and e["answered"] >= 8 for e in run.controller.progress.stats["engines"]))
         await run.steps(4)
         assert run.heard.steps[-1]["engines"] == 2
         assert max(row["staleness_max"] for row in run.heard.steps) <= 1
@@ -78,7 +78,7 @@ async def test_an_added_engine_that_is_killed_is_replaced(tmp_path):
         os.kill(killed, signal.SIGKILL)
         await run.until(lambda: pid(run, "second") != killed)
         row = await run.engine("second", "current")
-        await run.until(lambda: any(e["url"] == row["url"] and e["answered"] for e in run.controller.stats["engines"]))
+        await run.until(lambda: any(e["url"] == row["url"] and e["answered"] for e in run.controller.progress.stats["engines"]))
         await run.steps(2)
     assert any("starting a new one" in warning for warning in run.heard.warnings)
 
@@ -113,8 +113,8 @@ async def test_an_engine_that_is_removed_while_it_starts_is_gone(shared):
     await shared.until(lambda: not fleet._loading.locked())
     fleet.add("third")
     fleet.remove("third")
-    assert shared.controller.weights is not None
-    await fleet.load(shared.controller.weights, fleet.version)  # as a step does while it leaves
+    assert shared.controller.sync.weights is not None
+    await fleet.load(shared.controller.sync.weights, fleet.version)  # as a step does while it leaves
     await shared.engine("third", "gone")
     await shared.steps(1)
 
@@ -131,7 +131,9 @@ async def test_an_engine_that_runs_elsewhere_is_used_and_left_alone(tmp_path):
             with pytest.raises(relax.ConfigError, match="is there already, as mine"):
                 await run.ask(lambda control: control.add("other", process.url))
             joined = (await run.engine("mine", "current"))["version"]
-            await run.until(lambda: any(e["url"] == process.url and e["answered"] > 4 for e in run.controller.stats["engines"]))
+            await run.until(
+                lambda: any(e["url"] == process.url and e["answered"] > 4 for e in run.controller.progress.stats["engines"])
+            )
             await run.steps(3)
             await run.ask(lambda control: control.remove("mine"))
             await run.engine("mine", "gone")
@@ -148,7 +150,9 @@ async def test_an_engine_is_added_where_engines_and_trainer_take_turns(tmp_path)
     async with going(tmp_path / "run", mode="colocate") as run:
         await run.ask(lambda control: control.add("second"))
         row = await run.engine("second", "current")
-        await run.until(lambda: any(e["url"] == row["url"] and e["answered"] > 4 for e in run.controller.stats["engines"]))
+        await run.until(
+            lambda: any(e["url"] == row["url"] and e["answered"] > 4 for e in run.controller.progress.stats["engines"])
+        )
         await run.steps(2)
         assert max(row["staleness_max"] for row in run.heard.steps) == 0
     assert run.heard.warnings == []

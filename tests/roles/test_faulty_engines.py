@@ -89,7 +89,8 @@ async def test_engines_that_answer_wrongly_are_left_out_with_the_reason_and_trie
         fakes[0].healed = run.controller.engines._slots["e1"].url
         row = await run.engine("fake0", "current")
         await run.until(
-            lambda: any(e["url"] == row["url"] and e["up"] and e["answered"] for e in run.controller.stats["engines"]), 60
+            lambda: any(e["url"] == row["url"] and e["up"] and e["answered"] for e in run.controller.progress.stats["engines"]),
+            60,
         )
         await run.steps(2)
 
@@ -128,7 +129,7 @@ async def test_engines_that_go_back_to_a_checkpoint_are_not_taken_for_faulty_one
         await run.until(lambda: any("starting it again" in text for text in run.heard.warnings))
         run.heard.steps.clear()
         await run.steps(2)
-        assert run.controller.stats["failures"] == {} and len(run.heard.warnings) == 1, run.heard.warnings
+        assert run.controller.progress.stats["failures"] == {} and len(run.heard.warnings) == 1, run.heard.warnings
 
 
 @pytest.mark.parametrize("how", ["reset", pytest.param("silent", marks=pytest.mark.nightly)])

@@ -47,7 +47,7 @@ async def test_a_role_that_fails_says_why_and_its_end_is_reported(tmp_path):
     failed = await wait_for(inbox, Failed)
     assert failed.fatal and "no-such-role" in failed.text
     assert (await wait_for(inbox, Died)).role == "no-such-role"
-    assert "ConfigError" in process.log_tail()
+    assert "ConfigError" in await process.log_tail()
     await process.stop()
 
 

@@ -111,7 +111,7 @@ async def _watch(process: EngineProcess, core: ServiceCore, server: uvicorn.Serv
         code = await process.wait()
         restarts += 1
         if restarts > ENGINE_RESTARTS:
-            say(f"the engine ended {restarts} times; giving up. {process.log_tail()}")
+            say(f"the engine ended {restarts} times; giving up. {await process.log_tail()}")
             signal.raise_signal(signal.SIGTERM)
             return
         say(f"the engine ended (exit code {code}); starting it again")

@@ -44,7 +44,7 @@ class ForeignProcess(ServerProcess):
             await asyncio.wait_for(self._ready(url, size), timeout)
         except TimeoutError:
             await self.stop()
-            raise EngineUnavailable(f"{self.name} was not ready within {timeout:g} s\n{self.log_tail()}") from None
+            raise EngineUnavailable(f"{self.name} was not ready within {timeout:g} s\n{await self.log_tail()}") from None
         except BaseException:
             await self.stop()
             raise
@@ -62,8 +62,9 @@ class ForeignProcess(ServerProcess):
             while not await engine.health(1.0):
                 if not self.alive():
                     code = await self.wait()
-                    raise EngineUnavailable(f"{self.name} ended with exit code {code} before it was ready\n{self.log_tail()}")
-                stage = self._stage(log_from)
+                    how = f"ended with exit code {code} before it was ready"
+                    raise EngineUnavailable(f"{self.name} {how}\n{await self.log_tail()}")
+                stage = await asyncio.to_thread(self._stage, log_from)
                 if stage != shown:
                     self._progress(stage)
                     shown = stage

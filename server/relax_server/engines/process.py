@@ -112,9 +112,9 @@ class ServerProcess:
             raise EngineError("the engine process was not started")
         return await self._process.wait()
 
-    def log_tail(self) -> str:
+    async def log_tail(self) -> str:
         """The end of its log."""
-        return f"end of {self.log_path}:\n{log_tail(self.log_path, TAIL)}"
+        return f"end of {self.log_path}:\n{await log_tail(self.log_path, TAIL)}"
 
 
 class EngineProcess(ServerProcess):
@@ -155,13 +155,13 @@ class EngineProcess(ServerProcess):
             self._url = (await asyncio.wait_for(_read_line(reader), timeout)).strip()
         except TimeoutError:
             await self.stop()
-            raise EngineUnavailable(f"the engine was not ready within {timeout:g} s\n{self.log_tail()}") from None
+            raise EngineUnavailable(f"the engine was not ready within {timeout:g} s\n{await self.log_tail()}") from None
         except asyncio.CancelledError:
             await self.stop()
             raise
         if not self._url:
             code = await asyncio.wait_for(self.wait(), 10)
-            raise EngineUnavailable(f"the engine ended with exit code {code} before it was ready\n{self.log_tail()}")
+            raise EngineUnavailable(f"the engine ended with exit code {code} before it was ready\n{await self.log_tail()}")
 
 
 async def _read_line(descriptor: int) -> str:

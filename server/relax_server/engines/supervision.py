@@ -72,7 +72,7 @@ async def _run(process: ServerProcess, name: str, start_seconds: float, restarts
         await process.stop()
         lost = 1 if time.monotonic() - began > LONG else lost + 1
         if lost > restarts:
-            raise EngineUnavailable(f"{name}: {why}, for the {lost}th time; giving up\n{process.log_tail()}")
+            raise EngineUnavailable(f"{name}: {why}, for the {lost}th time; giving up\n{await process.log_tail()}")
         say(f"{name}: {why}; starting it again")
         await asyncio.sleep(PAUSE)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import time
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from relax_sdk.errors import RelaxError, RunError
 from relax_sdk.runtime import Job, Observer
@@ -18,21 +16,20 @@ from relax_server.roles.checks import algorithm_notes, check_journal, check_moda
 from relax_server.roles.claim import Claim
 from relax_server.roles.control import RunControlServer
 from relax_server.roles.field_roles import FieldRoles
-from relax_server.roles.figures import Figures, waited_for
+from relax_server.roles.figures import Figures
 from relax_server.roles.fleet import EngineFleet
+from relax_server.roles.held_out import HeldOut
+from relax_server.roles.inbox import Inbox
 from relax_server.roles.layout import RunLayout
-from relax_server.roles.main_roles import MainRoles, RoleDied
+from relax_server.roles.main_roles import MainRoles
 from relax_server.roles.messages import (
     BatchTaken,
     Begin,
-    Continue,
     Died,
     EngineLeft,
-    Evaluate,
     Evaluated,
     Evaluating,
     Failed,
-    Loading,
     MakeWarmup,
     PolicyReady,
     Published,
@@ -47,14 +44,11 @@ from relax_server.roles.messages import (
     Warn,
 )
 from relax_server.roles.placement import Exchange, Placement
+from relax_server.roles.progress import Progress
 from relax_server.roles.restarts import Restarts
 from relax_server.roles.stopping import Stopping
+from relax_server.roles.weight_sync import WeightSync
 from relax_server.timeline import Timeline, write_trace
-
-M = TypeVar("M")
-
-START_SECONDS = 180.0
-"""For a role to load its model and say that it is ready."""
 
 
 class Controller:
@@ -83,11 +77,10 @@ class Controller:
         self.job, self.observer, self.config = job, observer, job.config
         self.placement, self.journal, self.claim = placement, journal, claim
         self.layout = RunLayout(job.folder)
-        self.run_name = job.folder.name
-        self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.model_path, self.exchange, self.weights_root = model_path, exchange, exchange.root
+        self.inbox = Inbox(job.folder / "logs", self.look_for_hangs, self.handle, self.failure)
         self.restarts = restarts = Restarts(job.how_to_resume)
-        told = self.inbox.put_nowait
+        told = self.inbox.put
         self.roles = MainRoles(job, placement, restarts, self.model_path, exchange, self.hear_policy, told, observer.warn)
         self.policy, self.rollout = self.roles.policy, self.roles.rollout
         self.stopping = Stopping(self.policy, self.rollout)
@@ -103,31 +96,14 @@ class Controller:
             changed=self.engines_changed,
             failed=self.engines_failed,
         )
-        self.control = RunControlServer(job.folder, self.engines, lambda: self.stats.get("engines", []))
+        self.figures = Figures(self.layout, observer)
+        self.progress = Progress(job, journal, self.figures, observer)
+        self.held_out = HeldOut(job.config.eval, job.config.steps, self.rollout, self.figures)
+        self.control = RunControlServer(job.folder, self.engines, lambda: self.progress.stats.get("engines", []))
         batch = job.config.rollout.groups_per_step
         self.autoscaler = Autoscaler(job.config.autoscale, batch, self.engines, observer.warn)
-        self.weights: Path | None = None
         self.timeline = Timeline(self.layout.timeline, "controller")
-        self.step = 0
-        self.trained = 0
-        """The last step that the trainer told of; ahead of `step` while weights are loaded."""
-        self.in_hand: StepDone | None = None
-        """A step whose weights are being loaded; its figures are written after that, or where a stop cuts it short."""
-        self.dropped = 0
-        """Groups that will never be trained on: too old, or set aside."""
-        self.set_aside = 0
-        """Groups set aside, as a training step fails on them; `dropped` counts them too."""
-        self.furthest = 0
-        """The last step of all that were done, also before the trainer went back to a checkpoint."""
-        self.figures = Figures(self.layout, observer)
-        self.stats: dict[str, Any] = {}
-        self.looked_at = 0.0
-        self.awaits_devices = False
-        """Colocate: the trainer has its batch and waits for the engines' memory."""
-        self.evaluating: set[int] = set()
-        self.waiting = ""
-        """What the first step waits for, in words; empty from then on."""
-        self.has_eval = False
+        self.sync = WeightSync(job.config, exchange.root, self.engines, self.policy, self.rollout, self.timeline)
         self.saved_last = False
 
     # ----------------------------------------------------------------------------------------------------------------- run
@@ -176,49 +152,49 @@ class Controller:
         await self.roles.start_policy(checkpoint)
         await self.roles.start_rollout(self.engines)
         await self.engines.start(self.config.engines)
-        rollout = await self.expect(RolloutReady)
-        self.has_eval = rollout.has_eval
-        ready = await self.expect(PolicyReady)
-        self.step, self.weights = ready.step, ready.weights
-        self.figures.begin(self.step)
+        rollout = await self.inbox.expect(RolloutReady)
+        self.held_out.there = rollout.has_eval
+        ready = await self.inbox.expect(PolicyReady)
+        self.progress.step, self.sync.weights = ready.step, ready.weights
+        self.figures.begin(ready.step)
         if checkpoint is None and self.config.warmup.steps and rollout.has_warmup:
             await self.warm_up()
         await self.fields.follow(ready.cluster)
-        await self.load_weights()
+        await self.sync.load(ready.step)
 
     async def warm_up(self) -> None:
         """The optional warm-up on the form of an action."""
-        self.waiting = f"warming up on the form of an action ({self.config.warmup.steps} steps, no answers in it)"
-        self.observer.stage(self.waiting)
+        self.progress.wait(f"warming up on the form of an action ({self.config.warmup.steps} steps, no answers in it)")
         self.rollout.send(MakeWarmup(self.config.warmup.steps))
-        await self.expect(WarmupMade)
-        self.waiting = ""
+        await self.inbox.expect(WarmupMade)
+        self.progress.wait("")
         self.policy.send(Warmup())
-        self.weights = (await self.expect(PolicyReady)).weights
-
-    def show_waiting(self) -> None:
-        """How far the episodes are that the first step waits for."""
-        if self.waiting and (counts := waited_for(self.stats, self.config.rollout.groups_per_step)):
-            self.observer.stage(f"{self.waiting}: {counts}")
+        self.sync.weights = (await self.inbox.expect(PolicyReady)).weights
 
     async def train(self) -> None:
         """Handle events until the last checkpoint is saved."""
-        await self.count_dropped(tell=False)
+        await self.progress.count_dropped()
         self.restarts.went_on("policy")
-        self.roles.rollout_is_well()
-        self.rollout.send(Begin(self.engines.version, self.consumed, self.dropped))
+        self.let_play()
         self.let_train()
-        self.waiting = "waiting for the first groups" if self.step == 0 else ""
-        self.observer.stage(self.waiting or f"going on at step {self.step}")
+        if self.progress.step == 0:
+            self.progress.wait("waiting for the first groups")
+        else:
+            self.observer.stage(f"going on at step {self.progress.step}")
         while True:
-            message = await self.next_event()
+            message = await self.inbox.next()
             if isinstance(message, Saved) and message.last:
                 self.saved_last = True  # the trainer's process ends with it
                 await self.fields.stop()
                 break
             await self.handle(message)
-        if self.step < self.config.steps:
+        if self.progress.step < self.config.steps:
             raise self.stopped()
+
+    def let_play(self) -> None:
+        """The rollout begins, where the run is now."""
+        self.roles.rollout_is_well()
+        self.rollout.send(Begin(self.engines.version, self.progress.consumed, self.progress.dropped))
 
     def let_train(self) -> None:
         """The trainer begins; from now on a stop is worth its checkpoint."""
@@ -228,13 +204,14 @@ class Controller:
 
     async def finish(self) -> None:
         """The last held-out evaluation, with the final weights."""
-        while self.evaluating - {self.step}:
-            await self.handle(await self.next_event())
-        if self.has_eval and not self.figures.is_evaluated(self.step):
+        last = self.progress.step
+        while self.held_out.others_under_way(last):
+            await self.handle(await self.inbox.next())
+        if self.held_out.owed(last):
             self.observer.stage("held-out evaluation of the final weights")
-            self.ask_evaluation(self.step)
-            while self.step in self.evaluating:
-                await self.handle(await self.next_event())
+            self.held_out.ask(last)
+            while self.held_out.under_way(last):
+                await self.handle(await self.inbox.next())
 
     async def shut_down(self, beside: list[asyncio.Task[None]]) -> None:
         """Stop every process and leave nothing behind.
@@ -265,35 +242,16 @@ class Controller:
 
     def stopped(self) -> RunError:
         """The error of a run that was asked to stop."""
-        left = [self.in_hand, *(self.inbox.get_nowait() for _ in range(self.inbox.qsize()))]
-        for message in left if self.figures.begun else ():
-            if isinstance(message, StepDone):  # trained, and inside the checkpoint
-                self.step = message.step
-                self.write_figures(message, 0.0)
-        where = f"at step {self.step} of {self.config.steps}" if self.figures.begun else "while it was starting"
-        if self.step == self.config.steps:
+        self.progress.cut_short(self.inbox.rest(), len(self.engines.urls))
+        where = f"at step {self.progress.step} of {self.config.steps}" if self.figures.begun else "while it was starting"
+        if self.progress.step == self.config.steps:
             where = "before the held-out evaluation of the final weights was done"
         return RunError(f"stopped {where}; go on with: {self.job.how_to_resume}")
 
-    @property
-    def consumed(self) -> int:
-        return self.step * self.config.rollout.groups_per_step
-
     # -------------------------------------------------------------------------------------------------------------- events
 
-    async def next_event(self) -> Any:
-        """The next message; deaths and hangs are turned into restarts here."""
-        while True:
-            if self.inbox.empty() and time.monotonic() - self.looked_at > 1.0:  # what is in it may be what we miss
-                self.look_for_hangs()
-            try:
-                return await asyncio.wait_for(self.inbox.get(), 1.0)
-            except TimeoutError:
-                continue
-
-    def look_for_hangs(self) -> None:
+    def look_for_hangs(self, now: float) -> None:
         """Kill the roles that were not heard of for too long."""
-        now = self.looked_at = time.monotonic()
         if self.stopping.trains and self.exchange.renew():
             self.observer.warn(f"{self.weights_root} has vanished, with the weights in it; the trainer puts them out again")
             self.policy.kill()
@@ -302,66 +260,28 @@ class Controller:
 
     def hear_policy(self, message: Any) -> None:
         if isinstance(message, StepDone):
-            self.trained = message.step
+            self.progress.trained(message.step)
         elif isinstance(message, Saved) and message.last:
             self.stopping.saved()
-        self.inbox.put_nowait(message)
-
-    async def expect(self, kind: type[M], seconds: float = START_SECONDS, again: str = "") -> M:
-        """Wait for one kind of message during the start; others are kept for later or handled as failures.
-
-        Args:
-            kind: of message.
-            seconds: to wait; anew whenever an episode of the warm-up has ended.
-            again: a role that is being started again. Its death is then told as such, and that of others is kept for later.
-
-        Raises:
-            RoleDied: the role that is being started again.
-            RunError: a role died, failed or took too long.
-        """
-        kept: list[Any] = []
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                while True:
-                    message = await self.inbox.get()
-                    if isinstance(message, kind):
-                        return message
-                    if again and isinstance(message, Died):
-                        if message.role == again:
-                            raise RoleDied(message)
-                    elif isinstance(message, Died) or (isinstance(message, Failed) and (message.fatal or not again)):
-                        self.raise_failure(message)
-                    if isinstance(message, (Warn, RolloutReport)):
-                        played = self.stats.get("warmup")
-                        await self.handle(message)
-                        if self.stats.get("warmup") != played:
-                            limit.reschedule(asyncio.get_running_loop().time() + seconds)
-                    else:
-                        kept.append(message)
-        except TimeoutError:
-            raise RunError(f"no {kind.__name__} within {seconds:.0f} s; see the logs in {self.job.folder / 'logs'}") from None
-        finally:
-            for message in kept:
-                self.inbox.put_nowait(message)
+        self.inbox.put(message)
 
     async def handle(self, message: Any) -> None:
         """React to one event."""
         self.autoscaler.hear(message)
         self.roles.hear(message)
-        if isinstance(message, BatchTaken) and self.config.mode == "colocate":
-            self.awaits_devices = True
+        if isinstance(message, BatchTaken):
+            self.sync.batch_taken()
             await self.free_devices()
         elif isinstance(message, StepDone):
             await self.step_done(message)
         elif isinstance(message, RolloutReport):
-            self.stats = message.values
-            self.show_waiting()
-            await self.count_dropped()
+            self.progress.report(message.values)
+            if await self.progress.count_dropped() and self.figures.begun:
+                self.tell_rollout()
         elif isinstance(message, Evaluating) and self.saved_last:
             self.observer.stage(f"held-out evaluation of the final weights: {message.played}")
         elif isinstance(message, Evaluated):
-            self.evaluating.discard(message.step)
-            self.figures.evaluated(message, newest=self.step)
+            self.held_out.ended(message, newest=self.progress.step)
             await self.free_devices()
         elif isinstance(message, EngineLeft):
             self.engines.left(message.url)
@@ -369,7 +289,7 @@ class Controller:
             self.observer.warn(message.text)
         elif isinstance(message, Failed):
             if message.fatal:
-                self.raise_failure(message)
+                raise await self.failure(message)
             self.observer.warn(message.text)
         elif isinstance(message, Died):
             await self.died(message)
@@ -386,10 +306,11 @@ class Controller:
         elif not (message.role == "policy" and self.saved_last):
             await self.roles.restart(message, self.restart_policy if message.role == "policy" else self.restart_rollout)
 
-    def raise_failure(self, message: Failed | Died) -> None:
+    async def failure(self, message: Failed | Died) -> RunError:
+        """The error of a run that a role's end or failure ends."""
         if isinstance(message, Failed):
-            raise RunError(f"{message.text} (logs: {self.job.folder / 'logs'})")
-        raise self.roles.ended(message)
+            return RunError(f"{message.text} (logs: {self.job.folder / 'logs'})")
+        return await self.roles.ended(message)
 
     async def step_done(self, message: StepDone) -> None:
         """New weights are out: load them, tell the rollout, write the figures.
@@ -397,84 +318,33 @@ class Controller:
         Where a step takes less time than loading its weights, the trainer is steps ahead by then; only the newest of these
         weights are loaded, and those that are to be evaluated.
         """
-        if message.step > self.furthest:
-            self.furthest = message.step
+        if self.progress.take_in_hand(message):
             self.restarts.went_on("policy")
-        self.step, self.weights, self.waiting, self.in_hand = message.step, message.weights, "", message
-        every = self.config.eval.every
-        evaluated = bool(self.has_eval and every and self.step % every == 0 and self.step < self.config.steps)
-        newest = self.step == self.trained
-        pause = await self.load_weights() if newest or evaluated else 0.0
-        await self.count_dropped(tell=False)
+        self.sync.weights = message.weights
+        evaluated = self.held_out.due(message.step)
+        pause = await self.sync.load(message.step) if self.progress.newest or evaluated else 0.0
+        await self.progress.count_dropped()
         self.tell_rollout()
-        self.in_hand = None
-        self.write_figures(message, pause)
+        self.progress.step_ended(pause, len(self.engines.urls))
         if evaluated:
-            self.ask_evaluation(self.step)
-
-    def write_figures(self, message: StepDone, pause: float) -> None:
-        """One row of metrics: what the trainer told of a step, and how the run stands.
-
-        Args:
-            message: the step.
-            pause: seconds that loading its weights took.
-        """
-        metrics = message.metrics | {"seconds_load": pause, "engines": len(self.engines.urls)}
-        metrics |= {"dropped_total": self.dropped - self.set_aside, "set_aside_total": self.set_aside}
-        metrics |= {f"rollout_{k}": v for k, v in self.stats.items() if isinstance(v, (int, float))}
-        self.figures.add(message.step, metrics)
+            self.held_out.ask(message.step)
 
     def tell_rollout(self) -> None:
-        """Which weights are loaded, and how many groups are used up."""
-        self.rollout.send(Published(self.engines.version, self.consumed, self.dropped))
+        """Which weights are loaded, and how many groups are used up; it may start others in the place of those dropped.
 
-    async def count_dropped(self, tell: bool = True) -> None:
-        """Look up how many groups were too old at their lease, or set aside; the rollout may start others in their place.
-
-        The trainer drops them while it waits for fresh ones, so the news cannot wait for its next step.
+        The trainer drops groups while it waits for fresh ones, so the news cannot wait for its next step.
         """
-        counts = await asyncio.to_thread(self.journal.counts, self.run_name)
-        dropped, self.set_aside = counts.given_up, counts.failed
-        if dropped != self.dropped:
-            self.dropped = dropped
-            if tell and self.figures.begun:
-                self.tell_rollout()
-
-    def ask_evaluation(self, step: int) -> None:
-        self.evaluating.add(step)
-        self.rollout.send(Evaluate(step, "eval", self.config.eval.limit))
-
-    # ------------------------------------------------------------------------------------------------------------- weights
-
-    async def load_weights(self) -> float:
-        """Bring every engine to the current weights.
-
-        Returns:
-            Seconds it took.
-        """
-        assert self.weights is not None
-        began = time.perf_counter()
-        version = self.config.version_at(self.step)
-        self.rollout.send(Loading(version))
-        with self.timeline.span("load weights", version=version):
-            await self.engines.load(self.weights, version)
-        for old in self.weights_root.glob("v*"):
-            if old != self.weights and int(old.name[1:]) < version:
-                shutil.rmtree(old, ignore_errors=True)
-        return time.perf_counter() - began
+        self.rollout.send(Published(self.engines.version, self.progress.consumed, self.progress.dropped))
 
     async def free_devices(self) -> None:
-        """Colocate: once nothing is being generated, the engines give their memory back and the trainer goes on."""
-        if self.awaits_devices and not self.evaluating:
-            self.awaits_devices = False
-            await self.engines.release()
-            self.policy.send(Continue())
+        """Let the trainer have the devices, unless an evaluation needs them."""
+        await self.sync.free_devices(self.held_out.generates)
 
     # ------------------------------------------------------------------------------------------------------------ processes
 
     def claim_lost(self, why: str) -> None:
         """Another program carries the run out: this one ends."""
-        self.inbox.put_nowait(Failed(why, fatal=True))
+        self.inbox.put(Failed(why, fatal=True))
 
     def engines_changed(self, drain: float) -> None:
         """Other engines than before: the rollout leaves those that are gone."""
@@ -482,26 +352,25 @@ class Controller:
 
     def engines_failed(self, error: RelaxError) -> None:
         """No engine can be had any more: the run ends with the error."""
-        self.inbox.put_nowait(Failed(str(error), fatal=True))
+        self.inbox.put(Failed(str(error), fatal=True))
 
     async def restart_rollout(self) -> None:
         """Start the rollout again where the run is now."""
         await self.roles.start_rollout(self.engines)
-        await self.expect(RolloutReady, again="rollout")
-        self.roles.rollout_is_well()
-        self.rollout.send(Begin(self.engines.version, self.consumed, self.dropped))
-        for step in self.evaluating:
-            self.rollout.send(Evaluate(step, "eval", self.config.eval.limit))
+        await self.inbox.expect(RolloutReady, again="rollout")
+        self.let_play()
+        self.held_out.ask_again()
 
     async def restart_policy(self) -> None:
         """Start the trainer again at its last checkpoint."""
-        self.awaits_devices = self.stopping.trains = False
+        self.stopping.trains = False
+        self.sync.trainer_lost()
         self.exchange.renew()
         await self.fields.leave()
         await self.roles.start_policy((self.layout.checkpoints() or [None])[-1])
-        ready = await self.expect(PolicyReady, again="policy")
-        self.step, self.weights = ready.step, ready.weights
+        ready = await self.inbox.expect(PolicyReady, again="policy")
+        self.progress.step, self.sync.weights = ready.step, ready.weights
         await self.fields.follow(ready.cluster)
-        await self.load_weights()
+        await self.sync.load(ready.step)
         self.tell_rollout()
         self.let_train()

@@ -87,7 +87,7 @@ class FieldRoles:
         role = self._roles[message.role]
         if message.generation != role.generation:
             return  # the end of an earlier one
-        self._restarts.count(message.role, f"the last time {message.how}; end of {message.log}:\n{role.log_tail()}")
+        self._restarts.count(message.role, f"the last time {message.how}; end of {message.log}:\n{await role.log_tail()}")
         self._warn(f"the {message.role} process ended ({message.how}); starting it again")
         await self._start(message.role)
 

@@ -383,7 +383,7 @@ class EngineFleet:
     async def _replace(self, slot: EngineSlot, why: str) -> None:
         """Start a new engine with the current weights in the place of one that is lost; it may be lost while it starts, too."""
         try:
-            self.restarts.count(f"engine {slot.id}", slot.log_tail())
+            self.restarts.count(f"engine {slot.id}", await slot.log_tail())
             self._warn(f"the engine at {slot.url} {why}; starting a new one")
             while True:
                 await slot.stop()

@@ -156,7 +156,7 @@ class LocalModel:
         if isinstance(message, Failed):
             self._give_up(message.text)
         elif isinstance(message, Died):
-            self._give_up(self._rollout.log_tail())
+            self._dying = asyncio.create_task(self._died())
         elif isinstance(message, Evaluating):
             if self._limit is not None and not self._limit.expired():
                 self._limit.reschedule(asyncio.get_running_loop().time() + ANSWER_SECONDS)
@@ -166,6 +166,9 @@ class LocalModel:
             answer = self._waiting.get(key)
             if answer is not None and not answer.done():
                 answer.set_result(message)
+
+    async def _died(self) -> None:
+        self._give_up(await self._rollout.log_tail())
 
     def _give_up(self, why: str) -> None:
         self._lost = RunError(f"the rollout process failed: {why}")

@@ -141,16 +141,19 @@ class MainRoles:
             RunError: it died too often, or cannot be started.
         """
         while True:
-            self._restarts.count(message.role, f"the last time {message.how}; end of {message.log}:\n{self._log(message)}")
+            self._restarts.count(
+                message.role, f"the last time {message.how}; end of {message.log}:\n{await self._log(message)}"
+            )
             self._warn(f"the {message.role} process ended ({message.how}); starting it again")
             try:
                 return await start()
             except RoleDied as died:  # while it was starting
                 message = died.message
 
-    def ended(self, message: Died) -> RunError:
+    async def ended(self, message: Died) -> RunError:
         """The error of a run whose role died before it could begin."""
-        return RunError(f"the {message.role} process ended ({message.how}); end of {message.log}:\n{self._log(message)}")
+        log = await self._log(message)
+        return RunError(f"the {message.role} process ended ({message.how}); end of {message.log}:\n{log}")
 
-    def _log(self, message: Died) -> str:
-        return (self.policy if message.role == "policy" else self.rollout).log_tail()
+    async def _log(self, message: Died) -> str:
+        return await (self.policy if message.role == "policy" else self.rollout).log_tail()

@@ -44,7 +44,7 @@ class Role(Protocol):
         """SIGKILL, for a role that hangs."""
         ...
 
-    def log_tail(self) -> str:
+    async def log_tail(self) -> str:
         """The end of its log."""
         ...
 
@@ -67,7 +67,7 @@ class Engine(Protocol):
 
     async def stop(self) -> None: ...
 
-    def log_tail(self) -> str: ...
+    async def log_tail(self) -> str: ...
 
 
 @dataclass(frozen=True)

@@ -129,9 +129,9 @@ class RoleProcess:
         if self._process is not None and self.alive():
             self._process.kill()
 
-    def log_tail(self) -> str:
+    async def log_tail(self) -> str:
         """The end of the process's log."""
-        return log_tail(self.log)
+        return await log_tail(self.log)
 
 
 def thread_limits(threads: int) -> dict[str, str]:

@@ -89,9 +89,9 @@ class EngineSlot:
         """Whether its process exists, as far as we can know."""
         return self.process is None or self.process.alive()
 
-    def log_tail(self) -> str:
+    async def log_tail(self) -> str:
         """The end of its log."""
-        return f"its log is where {self.url} runs" if self.process is None else self.process.log_tail()
+        return f"its log is where {self.url} runs" if self.process is None else await self.process.log_tail()
 
     async def stop(self) -> None:
         """End the process, if it is ours, and the client's connections."""

@@ -87,7 +87,7 @@ class WorkerLink(HostLink):
                     await self._start()
         writer = self._writer
         if writer is None:
-            raise EnvError(self._gone())
+            raise EnvError(await self._gone())
         writer.write(frame(encode(message)))
         with contextlib.suppress(ConnectionError):  # its end is told by the one who watches
             await writer.drain()
@@ -148,7 +148,7 @@ class WorkerLink(HostLink):
             message, self.how = None, str(error)
         if not isinstance(message, Hello):
             await self._finish(process, writer, folder, started)
-            raise EnvError(message.message if isinstance(message, Broken) else self._gone())
+            raise EnvError(message.message if isinstance(message, Broken) else await self._gone())
         self._writer = writer
         self._watch = asyncio.create_task(self._listen(process, reader, writer, folder, started))
         return message.env
@@ -190,7 +190,7 @@ class WorkerLink(HostLink):
         finally:
             self._writer = None
             await self._finish(process, writer, folder, started)
-            self.lost(self._gone())
+            self.lost(await self._gone())
 
     async def _finish(
         self, process: asyncio.subprocess.Process, writer: asyncio.StreamWriter, folder: Path, started: float
@@ -225,8 +225,8 @@ class WorkerLink(HostLink):
         if self._watch is not None:
             await asyncio.wait({self._watch}, timeout=2 * END_SECONDS)
 
-    def _gone(self) -> str:
-        lines = log_tail(self.log, 3).splitlines()
+    async def _gone(self) -> str:
+        lines = (await log_tail(self.log, 3)).splitlines()
         tail = f"; its log ends: {' | '.join(lines)}" if lines else ""
         return f"the worker process of environment {self.env} {self.how}{tail}"
 

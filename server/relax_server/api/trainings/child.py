@@ -71,7 +71,7 @@ class RunProcess:
                         return message
         except TimeoutError:
             raise RunError(f"no answer within {seconds:.0f} s") from None
-        raise RunError(f"the process has ended: {self.log_tail()}")
+        raise RunError(f"the process has ended: {await self.log_tail()}")
 
     async def _write(self, message: Start | Request) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -103,6 +103,6 @@ class RunProcess:
                 self._process.kill()
             await self._process.wait()
 
-    def log_tail(self) -> str:
+    async def log_tail(self) -> str:
         """The end of its log, in one line."""
-        return " | ".join(log_tail(self.log, 5).splitlines())
+        return " | ".join((await log_tail(self.log, 5)).splitlines())

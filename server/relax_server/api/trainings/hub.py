@@ -260,7 +260,7 @@ class TrainingHub:
                     return
                 killed = 0 if training.step > step or code == INTERRUPTED else killed + 1
                 if killed > RESTARTS:
-                    return await self._end(training, "failed", f"its process ended {killed} times: {process.log_tail()}")
+                    return await self._end(training, "failed", f"its process ended {killed} times: {await process.log_tail()}")
                 if killed:
                     self._tell(training, "warning", text=f"the process of the run ended (exit code {code}); starting it again")
                     await asyncio.sleep(min(2.0**killed, RESTART_SECONDS))

@@ -173,9 +173,9 @@ class RayRole:
         if self._actor is not None:
             ray.kill(self._actor)
 
-    def log_tail(self) -> str:
+    async def log_tail(self) -> str:
         """The end of its log."""
-        return log_tail(self.log)
+        return await log_tail(self.log)
 
 
 class RayEngine:
@@ -239,7 +239,7 @@ class RayEngine:
                     raise error.cause from None
                 if not isinstance(error, RayActorError) or its_own_fault(error) or time.monotonic() > until:
                     why = reason(error) if isinstance(error, RayError) else f"not ready within {timeout:g} s; is there room?"
-                    raise EngineUnavailable(f"the engine's actor: {why}\n{self.log_tail()}") from error
+                    raise EngineUnavailable(f"the engine's actor: {why}\n{await self.log_tail()}") from error
             finally:
                 telling.cancel()
             await asyncio.sleep(AGAIN_SECONDS)
@@ -280,9 +280,9 @@ class RayEngine:
         if self._ended is not None:
             await asyncio.wait([self._ended], timeout=GONE_SECONDS)
 
-    def log_tail(self) -> str:
+    async def log_tail(self) -> str:
         """The end of its log."""
-        return f"end of {self.log_path}:\n{log_tail(self.log_path)}"
+        return f"end of {self.log_path}:\n{await log_tail(self.log_path)}"
 
 
 def its_own_fault(error: RayActorError) -> bool:

@@ -127,7 +127,7 @@ class Follower:
             raise RunError(f"the controller ended while it was stopping; go on with: {self._job.how_to_resume}")
         elif isinstance(message, Died):
             self._restarts.count(
-                "controller", f"the last time {message.how}; end of {message.log}:\n{self._controller.log_tail()}"
+                "controller", f"the last time {message.how}; end of {message.log}:\n{await self._controller.log_tail()}"
             )
             self._observer.warn(f"the controller ended ({message.how}); starting it again from the last checkpoint")
             await self._start(resume=True)
