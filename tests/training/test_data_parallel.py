@@ -36,6 +36,21 @@ def save(rank: int, folder: Any, port: int) -> float:
     return largest_difference(parameters(policy), parameters(other))
 
 
+def go_on(rank: int, world_size: int, port: int, begin: Any, until: int, end: Any) -> dict[str, np.ndarray]:
+    """Steps from a checkpoint, or the beginning, and a checkpoint at their end, if it is named."""
+    from relax_server.training.megatron import parallel
+
+    parallel.initialize(seed=0, rank=rank, world_size=world_size, port=port)
+    policy = make_policy(OMNI, eps=1e-3, lr=5e-3, warmup_steps=0)
+    if begin is not None:
+        policy.load(begin)
+    while policy.step < until:
+        policy.train_step(letter_groups(policy.processor, seed=policy.step), read, policy.step)
+    if end is not None:
+        policy.save(end, {})
+    return parameters(policy)
+
+
 @pytest.fixture(scope="module")
 def pair():
     workers = [Worker(), Worker()]
@@ -71,3 +86,21 @@ def test_a_checkpoint_of_two_ranks(worker, pair, tmp_path):
     for rank, w in enumerate(pair):
         w.send(save, rank, tmp_path, port)
     assert [w.receive() for w in pair] == [0, 0]
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_checkpoint_of_another_number_of_ranks(worker, pair, tmp_path, first):
+    """One rank writes what two go on with, and the other way round, as if one had gone all the way."""
+
+    def run(ranks: int, begin: Any, until: int, end: Any) -> dict[str, np.ndarray]:
+        if ranks == 1:
+            return worker.run(go_on, 0, 1, 0, begin, until, end)
+        port = worker.run(free_port)
+        for rank, w in enumerate(pair):
+            w.send(go_on, rank, 2, port, begin, until, end)
+        one, other = [w.receive() for w in pair]
+        assert largest_difference(one, other) == 0
+        return one
+
+    run(first, None, 1, tmp_path / "c")
+    assert largest_difference(run(3 - first, tmp_path / "c", 2, None), run(1, None, 2, None)) < 2e-6
