@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import queue
 from pathlib import Path
 from typing import Any
 
 import pytest
-from training_data import ITEMS, letter_groups, make_policy, parameters, read
+from relax_server.roles.messages import StepDone, Warn
+from role_run import RoleRun, train_in
+from training_data import letter_groups, make_policy, parameters, read
 
+from relax_sdk.config import RolloutConfig, RunConfig, TrainingConfig
 from relax_sdk.errors import TokenError, TrainingError
 from relax_sdk.trajectory import Group
 
 OMNI = "relax/tiny-omni"
 SIZE = 4
-
-
-class Told:
-    """What a role says to its controller."""
-
-    def __init__(self) -> None:
-        self.messages: list[Any] = []
-
-    def send(self, message: Any) -> None:
-        self.messages.append(message)
 
 
 def groups_of_run(processor: Any, n: int, poisoned: list[int]) -> list[Group]:
@@ -34,19 +26,11 @@ def groups_of_run(processor: Any, n: int, poisoned: list[int]) -> list[Group]:
     return groups
 
 
-def train(folder: Path, poisoned: list[int], mode: str, steps: int) -> dict[str, Any]:
+def train(folder: Path, poisoned: list[int], mode: str, steps: int) -> RoleRun:
     """Train in a run folder whose journal holds the groups, until the last step or an error."""
-    from relax_server.journal import open_journal
     from relax_server.models.catalog import resolve_model
     from relax_server.models.processor import Processor
-    from relax_server.roles.layout import RunLayout
-    from relax_server.roles.messages import Continue, StartPolicy, StepDone, Warn
-    from relax_server.roles.policy import PolicyRole
 
-    from relax_sdk.config import RolloutConfig, RunConfig, TrainingConfig
-    from relax_sdk.media import MediaStore
-
-    path = resolve_model(OMNI)
     config = RunConfig(
         "test-v0",
         model=OMNI,
@@ -56,54 +40,35 @@ def train(folder: Path, poisoned: list[int], mode: str, steps: int) -> dict[str,
         rollout=RolloutConfig(groups_per_step=2, group_size=SIZE),
         training=TrainingConfig(checkpoint_every=100),
     )
-    layout = RunLayout(folder)
-    if not layout.journal.exists():
-        store = MediaStore(layout.media)
-        for item in ITEMS.values():
-            store.put(item)
-        journal = open_journal(layout.journal)
-        journal.commit_many(groups_of_run(Processor.load(path), 2 * steps + len(poisoned), poisoned), folder.name)
-        journal.close()
-    (folder / "weights").mkdir(exist_ok=True)
-    channel, inbox = Told(), queue.SimpleQueue()
-    if mode == "colocate":
-        for _ in range(steps + 1):
-            inbox.put(Continue())
-    role = PolicyRole(channel, inbox, StartPolicy(config, folder.name, folder, path, folder / "weights", None))  # type: ignore[arg-type]
-    role.begin()
-    error = ""
-    try:
-        role.train()
-    except TokenError as failed:
-        error = str(failed)
-    counts, failures = role.journal.counts(folder.name), role.journal.failures(folder.name)
-    role.bus.close()
-    role.journal.close()
-    return {
-        "steps": [m.step for m in channel.messages if isinstance(m, StepDone)],
-        "told": [m.text for m in channel.messages if isinstance(m, Warn)],
-        "counts": (counts.acked, counts.failed, counts.leased + counts.ready),
-        "failures": failures,
-        "error": error,
-    }
+    return train_in(folder, config, groups_of_run(Processor.load(resolve_model(OMNI)), 2 * steps + len(poisoned), poisoned))
+
+
+def steps_of(run: RoleRun) -> list[int]:
+    return [done.step for done in run.said(StepDone)]
+
+
+def states(run: RoleRun) -> tuple[int, int, int]:
+    """Groups that are acked, set aside, and left."""
+    return run.counts.acked, run.counts.failed, run.counts.leased + run.counts.ready
 
 
 def test_poisoned_groups_are_set_aside_and_all_others_trained_on(worker, tmp_path):
     got = worker.run(train, tmp_path, [1, 4], "async", 3)
-    assert got["steps"] == [1, 2, 3]
-    assert got["counts"] == (6, 2, 0)
-    assert list(got["failures"]) == ["g1", "g4"]
-    assert all("never be sampled" in reason for reason in got["failures"].values())
-    assert len(got["told"]) == 2 and "group g1 cannot be trained on" in got["told"][0]
+    assert steps_of(got) == [1, 2, 3]
+    assert states(got) == (6, 2, 0)
+    assert list(got.failures) == ["g1", "g4"]
+    assert all("never be sampled" in reason for reason in got.failures.values())
+    told = [warning.text for warning in got.said(Warn)]
+    assert len(told) == 2 and "group g1 cannot be trained on" in told[0]
 
 
 def test_where_the_engines_wait_for_the_trainer_it_begins_again_without_the_group(worker, tmp_path):
     first = worker.run(train, tmp_path, [1], "colocate", 1)
-    assert "never be sampled" in first["error"]
-    assert (first["steps"], first["counts"]) == ([], (0, 1, 2))
+    assert "never be sampled" in first.error
+    assert (steps_of(first), states(first)) == ([], (0, 1, 2))
     second = worker.run(train, tmp_path, [1], "colocate", 1)
-    assert not second["error"]
-    assert (second["steps"], second["counts"]) == ([1], (2, 1, 0))
+    assert not second.error
+    assert (steps_of(second), states(second)) == ([1], (2, 1, 0))
 
 
 def attempts() -> dict[str, Any]:
