@@ -50,8 +50,8 @@ class AlgorithmConfig:
     entropy_coef: float = 0.0
     """0.01 where `Trainer` trains a model from random weights."""
     kl_coef: float = 0.0
-    """Against the weights that reinforcement learning began with: the model, or what the format warm-up made of it.
-    0 keeps no reference."""
+    """Weight of the KL divergence from the weights that reinforcement learning began with: the model, or what the format
+    warm-up made of it. 0 keeps no reference."""
     kl_estimator: str = "k3"
     """How the KL divergence enters the loss. `k3`, as in GRPO: its gradient is that of KL(reference || policy), which brings
     back what has become unlikely. `k2`: that of KL(policy || reference), of lower variance; it lets go what is not sampled.

@@ -1,4 +1,4 @@
-"""Configuration: one small frozen dataclass a concern; every field has a default that a pretrained model bears.
+"""Configuration: one small frozen dataclass a concern; every field has a default that suits a pretrained model.
 
 `Trainer` puts other ones in their place where the model is made from random weights: see `relax_sdk.defaults`.
 """
@@ -28,7 +28,7 @@ class SamplingParams:
     top_k: int = -1
     """-1: all tokens."""
     stop_token_ids: tuple[int, ...] = ()
-    """In addition to the model's end-of-turn token."""
+    """Tokens that end a response, in addition to the model's end-of-turn token."""
     stop: tuple[str, ...] = ()
     """Texts that end a response; their tokens are part of it."""
     ignore_eos: bool = False
@@ -60,8 +60,8 @@ class RolloutConfig:
     """A failed episode is tried again with the same seed (`max_retries` times, then dropped); kept with reward 0; dropped."""
     max_retries: int = 1
     max_failed_groups: int = 64
-    """The run ends when this many groups in a row have no usable episode; after those of a first batch (8 at least) already,
-    where none of the run was ever usable and all failed with the same error."""
+    """The run ends when this many groups in a row have no usable episode. It ends sooner, after the groups of one batch (8 at
+    least), if no episode of the run was ever usable and all failed with the same error."""
     concurrency: int = 1024
     """Episodes in flight at once."""
     fork_agents: bool = True
@@ -181,7 +181,8 @@ class RayConfig:
     """Settings of the cluster that `runtime="ray"` uses."""
 
     address: str | None = None
-    """Such as `10.0.0.1:6379`. None: what `RAY_ADDRESS` says, else a cluster of the run's own on this machine."""
+    """Address of a cluster, such as `10.0.0.1:6379`. None: what `RAY_ADDRESS` says, else a cluster of the run's own on this
+    machine."""
     object_store_mb: int = 200
     """Memory for Ray's objects in a cluster of the run's own, in MB; what is large goes around it."""
     journal: str | None = None
@@ -208,8 +209,8 @@ class RunConfig:
     seed: int = 0
     mode: Mode = "async"
     max_staleness: int = 1
-    """In optimizer steps; 0 is on-policy. A group older than this at its lease is dropped and counted. Rollouts run ahead of
-    training by `max_staleness // algorithm.updates_per_batch` batches."""
+    """Optimizer steps that a group may be old at its lease; 0 is on-policy. An older one is dropped and counted. Rollouts run
+    ahead of training by `max_staleness // algorithm.updates_per_batch` batches."""
     engine: EngineKind = "embedded"
     """What generates: our own small server, or a real SGLang or vLLM server from an environment of its own."""
     engine_flags: tuple[str, ...] = ()

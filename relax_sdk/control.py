@@ -14,7 +14,7 @@ import httpx
 from relax_sdk.errors import ConfigError, RunError
 
 CONTROL = "control.json"
-"""In a run folder while the run goes on: address, key, and the process that answers."""
+"""The file of a run folder that holds, while the run goes on, address, key, and the process that answers."""
 
 ANSWER_SECONDS = 30.0
 POLL_SECONDS = 0.5

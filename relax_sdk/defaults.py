@@ -1,4 +1,4 @@
-"""Which settings a run has that nobody chose: those that suit a pretrained model, or those that suit random weights."""
+"""Settings of a run that nobody chose: those that suit a pretrained model, or those that suit random weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FROM_SCRATCH: Sections = {
     "algorithm": {"entropy_coef": 0.0, "kl_coef": 0.03},
     "optimizer": {"lr": 1e-3},
 }
-"""For a model that starts from random weights: `Trainer(env, **FROM_SCRATCH)`.
+"""Settings for a model that starts from random weights: `Trainer(env, **FROM_SCRATCH)`.
 
 A higher learning rate, and in place of an entropy bonus a hold on what the format warm-up taught, which is to be undecided
 between contents and sure about the form.

@@ -22,7 +22,7 @@ TICK = 1.0
 SAMPLE_STEPS = 50
 """Steps between two answers that are shown; the first step's is shown too."""
 CLOSE_SECONDS = 5.0
-"""For a line that is just being shown; whoever reads it may have stopped."""
+"""Seconds for a line that is just being shown; whoever reads it may have stopped."""
 
 
 class Display:
@@ -232,7 +232,7 @@ def _sentences(finding: Finding) -> str:
 
 
 def _seen_or_not() -> contextlib.suppress:
-    """For what is shown: a terminal that is closed is no reason for a run to fail; SIGHUP says what the run is to do."""
+    """Let what is shown fail: a terminal that is closed is no reason for a run to end; SIGHUP says what the run is to do."""
     return contextlib.suppress(OSError)
 
 

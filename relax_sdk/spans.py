@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Spans = dict[str, list[dict[str, Any]]]
-"""By process (`<role>-<pid>`), each list by its begin."""
+"""Spans by process (`<role>-<pid>`), each list in the order of their beginnings."""
 
 
 def read_spans(folder: Path) -> Spans:

@@ -24,7 +24,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def exit_code(stop: Interrupted) -> int:
-    """What a program ends with that was stopped, as shells count: 128 and the number of the signal."""
+    """Exit code of a program that a signal has stopped, as shells count: 128 and the number of the signal."""
     return 128 + stop.number
 
 

@@ -49,7 +49,7 @@ class Turn:
     prompt_ids: list[int]
     """Everything the engine conditioned on, media placeholders expanded."""
     response_ids: list[int]
-    """As sampled, end-of-turn token included when the model produced it."""
+    """Tokens as sampled, the end-of-turn token included when the model produced it."""
     response_logprobs: list[float]
     """Natural log, one per response token, of the distribution that was sampled from: after temperature, `top_k` and `top_p`.
 
@@ -70,11 +70,11 @@ class Turn:
     cached_tokens: int = 0
     """Prompt tokens served from the engine's cache."""
     seconds: float = 0.0
-    """From request to answer."""
+    """Seconds from request to answer."""
     engine: str = ""
     """URL of the engine that answered."""
     sampling: SamplingParams | None = None
-    """As the engine was asked to sample, the seed of this answer included; None in records of older versions.
+    """How the engine was asked to sample, the seed of this answer included; None in records of older versions.
 
     An engine draws token `i` of an answer from this seed and `i` alone, whatever else is in its batch. `sampling_seed` is None
     where the engine drew as it liked: it does not take seeds."""
@@ -97,7 +97,7 @@ class Sample:
     turn: list[int]
     """Index into `Trajectory.turns` per produced token; -1 where the mask is 0."""
     media: list[MediaRef]
-    """In the order of their placeholders in `ids`."""
+    """Media in the order of their placeholders in `ids`."""
 
 
 @dataclass

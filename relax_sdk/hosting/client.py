@@ -19,13 +19,13 @@ from relax_sdk.registry import EnvSpec, get_spec
 from relax_sdk.tasks import Tasks
 
 OPEN_SECONDS = 30.0
-"""To connect, and to be welcomed."""
+"""Seconds to connect, and to be welcomed."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds before connecting again; doubled each time."""
 GIVE_UP_SECONDS = 600.0
-"""Without a connection, after which the hosting ends."""
+"""Seconds without a connection, after which the hosting ends."""
 LEAVE_SECONDS = 2.0
-"""To take leave of the service."""
+"""Seconds to take leave of the service."""
 MAX_MESSAGE = 256 << 20
 """Bytes."""
 

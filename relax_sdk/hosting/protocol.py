@@ -110,7 +110,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
     env: Description
     token: str | None = None
-    """From an earlier welcome."""
+    """The token of an earlier welcome."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -159,7 +159,7 @@ class Scored(msgspec.Struct, frozen=True):
 
     reward: float
     rewards: dict[str, float]
-    """By component."""
+    """Rewards by component."""
 
 
 Ask: TypeAlias = Reset | Act | Score | ScoreGroup | Example

@@ -21,7 +21,7 @@ from relax_sdk.run import METRICS
 from relax_sdk.runtime import Job, Observer, Provide, Tell
 
 NOTE = "service.json"
-"""In the run folder: which run of which service it follows, and how far."""
+"""The file of the run folder that says which run of which service it follows, and how far."""
 
 
 class ServiceRuntime:

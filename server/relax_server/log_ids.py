@@ -10,7 +10,7 @@ _ids: ContextVar[Mapping[str, str]] = ContextVar("relax_log_ids", default=Mappin
 
 
 def add_ids(**ids: str) -> None:
-    """From here on lines carry these ids: `key`, `session`, `rollout`, `trajectory`."""
+    """Let lines carry these ids from here on: `key`, `session`, `rollout`, `trajectory`."""
     _ids.set({**_ids.get(), **ids})
 
 

@@ -74,4 +74,4 @@ Uploader = Annotated[Key, Depends(_uploader)]
 Operator = Annotated[Key, Depends(_operator)]
 """Somebody with the right to administer, or anybody on this machine while there are no keys."""
 Session = Annotated[ExternalSession, Depends(_session)]
-"""For its own key or its owner's."""
+"""The session in the path, for its own key or its owner's."""

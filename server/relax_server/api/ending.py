@@ -16,11 +16,11 @@ from relax_server.api.sessions import SessionHub
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LOOK_SECONDS, SAY_SECONDS = 0.1, 1.0
-"""Between two looks at what is under way, and between two lines about it."""
+"""Seconds between two looks at what is under way, and between two lines about it."""
 SAVE_SECONDS = 10.0
-"""For the trajectories of what was cancelled to become durable."""
+"""Seconds for the trajectories of what was cancelled to become durable."""
 TELL_SECONDS = 2.0
-"""For those who follow them to hear of it."""
+"""Seconds for those who follow them to hear of it."""
 WHY = "the service was shut down before it ended"
 
 

@@ -15,7 +15,7 @@ from relax_server.api.events import EventLog
 from relax_server.gateway.errors import bad
 
 PING_SECONDS = 15
-"""Between signs of life on an event stream."""
+"""Seconds between signs of life on an event stream."""
 
 
 def follow(log: EventLog, topic: str, request: Request, ending: dict[str, Any] | None = None) -> Response:

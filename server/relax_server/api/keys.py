@@ -31,7 +31,7 @@ class Key:
     name: str
     rights: frozenset[str]
     episodes: int
-    """At once."""
+    """Episodes at once."""
     tokens_per_minute: int
     """Generated tokens."""
     expires_at: float | None = None

@@ -31,7 +31,7 @@ class Metrics:
         self.registry.register(collector)
 
     def text(self) -> bytes:
-        """In Prometheus' format."""
+        """The counters in Prometheus' format."""
         return generate_latest(self.registry)
 
 

@@ -20,8 +20,8 @@ from relax_server.journal.sql import SqlJournal
 
 ACTIVE = ("queued", "running", "paused")
 HOLD_SECONDS, BEAT_SECONDS = 15.0, 5.0
-"""For how long a rollout is held without a word of its server, and between two of them. Servers' clocks may differ by less than
-the difference."""
+"""Seconds for which a rollout is held without a word of its server, and seconds between two words. The clocks of two servers
+may differ by less than the difference of the two."""
 
 _r = rollouts.c
 

@@ -24,7 +24,7 @@ from relax_server.rollout.context import RolloutContext
 from relax_server.rollout.group import GroupResult, GroupTask, play_group
 
 HOST_SECONDS = 60.0
-"""For the host of an environment to come back after the service was started again."""
+"""Seconds for the host of an environment to come back after the service was started again."""
 logger = logging.getLogger(__name__)
 
 AHEAD = 64
@@ -321,7 +321,7 @@ class RolloutHub:
             gate.release()
 
     def _tell(self, rollout: Rollout, task: GroupTask, result: GroupResult, new: bool) -> None:
-        """After the commit, so that what is told is durable; what is not new was committed, and told, by another server."""
+        """Tell of a group that is durable; one that is not new was told by the server that committed it."""
         counts = rollout.counts
         counts["done"] += 1
         if result.group is None:

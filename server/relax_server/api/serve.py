@@ -30,7 +30,7 @@ from relax_server.rollout.pool import EnginePool
 
 ENGINE_RESTARTS, RESTART_PAUSE = 5, 1.0
 CLOSE_SECONDS = 5
-"""For answers that are still being sent when everything has ended."""
+"""Seconds for answers that are still being sent when everything has ended."""
 
 
 class _Server(uvicorn.Server):

@@ -33,7 +33,8 @@ from relax_server.rollout.task import EpisodeTask
 RUN = "sessions"
 """The journal's run that sessions belong to if they name none."""
 DONE_SECONDS = 60.0
-"""Without a call, after which a session whose environment has ended is finished; until then rewards may come from outside."""
+"""Seconds without a call after which a session whose environment has ended is finished; until then rewards may come from
+outside."""
 KEPT = 4096
 """Ended sessions whose outcome is remembered."""
 UNKNOWN = ": it was not opened at this server, or that was killed or restarted since; open a new one"
@@ -233,7 +234,7 @@ class SessionHub:
     def __init__(self, core: ServiceCore) -> None:
         self.core = core
         self._open: dict[str, ExternalSession] = {}
-        """And those that ended last."""
+        """Open sessions, and those that ended last."""
         self._by_secret: dict[str, str] = {}
         self._ended: deque[str] = deque()
         """Those whose outcome is remembered, the first to end first."""

@@ -35,7 +35,7 @@ class ServiceConfig:
     idle_timeout: float = 600.0
     """Seconds without a call after which a session is cancelled."""
     drain_seconds: float = 10.0
-    """For what is under way when the service is told to end."""
+    """Seconds for what is under way when the service is told to end."""
     keep_events_days: float = 30.0
     """Events of what ended longer ago are pruned."""
     log_format: LogFormat = "text"

@@ -30,7 +30,7 @@ class GenerateRequest:
     """Wire form: one placeholder per media item; the engine expands it."""
     sampling: SamplingParams
     media: tuple[MediaItem, ...] = ()
-    """In the order of the placeholders."""
+    """Media in the order of the placeholders."""
     n: int = 1
     seeds: tuple[int, ...] = ()
     """One per answer, in place of the one in `sampling`; only for engines that `deals_seeds`."""
@@ -49,7 +49,8 @@ class Generation:
     """What the model saw: placeholders expanded."""
     response_ids: list[int]
     logprobs: list[float]
-    """Natural log, one per response token, of the distribution sampled from (banned tokens and temperature applied)."""
+    """Natural log, one per response token, of the distribution sampled from: after banned tokens, temperature, `top_k` and
+    `top_p`. SGLang reports them from before the last two."""
     weight_versions: list[VersionSpan]
     finish_reason: str
     """`stop`, `length` or `abort`."""

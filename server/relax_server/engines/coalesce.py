@@ -45,7 +45,7 @@ class CoalescingEngine:
         self.deals_seeds = engine.deals_seeds
         self._open: dict[Any, _Batch] = {}
         self._callers: dict[str, tuple[_Batch, asyncio.Future[Generation]]] = {}
-        """By the name of the request."""
+        """Callers by the name of their request."""
         self._background: set[asyncio.Task[None]] = set()
 
     async def generate(self, request: GenerateRequest, timeout: float) -> list[Generation]:

@@ -17,9 +17,9 @@ Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run
 COLUMNS = ("id", "kind", "state", "url", "version", "running", "answered", "failed", "reason")
 STYLES = {"current": "green", "starting": "yellow", "draining": "yellow", "out": "red", "lost": "red"}
 START_SECONDS = 900.0
-"""For an engine to be in use; SGLang may take minutes."""
+"""Seconds for an engine to be in use; SGLang may take minutes."""
 SPARE_SECONDS = 60.0
-"""Beyond its drain limit, for an engine to be gone."""
+"""Seconds beyond its drain limit, for an engine to be gone."""
 
 
 def list_(folder: Folder) -> None:

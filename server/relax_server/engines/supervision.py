@@ -12,7 +12,7 @@ from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import ServerProcess
 
 HEALTH_SECONDS = 5.0
-"""Between looks at it."""
+"""Seconds between looks at it."""
 
 MAX_MISSES = 12
 """Looks in a row at which it did not answer before it is started again."""

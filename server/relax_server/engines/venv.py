@@ -17,7 +17,7 @@ from relax_sdk.errors import ConfigError, EngineError
 from relax_server.models.catalog import cache_root
 
 LOOK_SECONDS = 120.0
-"""For importing torch in the environment, which reads much from a disk that may be slow."""
+"""Seconds for importing torch in the environment, which reads much from a disk that may be slow."""
 
 
 @dataclass(frozen=True)

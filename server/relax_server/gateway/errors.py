@@ -42,7 +42,7 @@ class ApiError(RelaxError):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As OpenAI clients expect it."""
+        """The body of the answer, as OpenAI clients expect it."""
         return {"error": {"message": str(self), "type": _kind(self.status), "param": self.param, "code": self.code}}
 
 

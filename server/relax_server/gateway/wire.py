@@ -1,4 +1,4 @@
-"""Between HTTP and the routes: keys and bodies read, answers written."""
+"""HTTP on the way to and from the routes: keys and bodies are read, answers written."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Look:
     ready: int
     """Groups that wait for the trainer."""
     calls: int
-    """In flight at all engines."""
+    """Calls in flight at all engines."""
 
 
 def wanted_engines(

@@ -16,16 +16,16 @@ from relax_sdk.run_lock import Holder, in_use
 from relax_server.journal.base import Journal
 
 BEAT_SECONDS = 2.0
-"""Between two signs of life."""
+"""Seconds between two signs of life."""
 
 LAPSE_SECONDS = 15.0
 """A program on another host that gives no sign of life for so long has ended."""
 
 LOOK_SECONDS = 0.5
-"""Between two looks at another program's claim."""
+"""Seconds between two looks at another program's claim."""
 
 END_SECONDS = 5.0
-"""For the journal to note that the run is given back."""
+"""Seconds for the journal to note that the run is given back."""
 
 
 class Claim:

@@ -24,7 +24,7 @@ from relax_server.roles.fleet import DRAIN_SECONDS, EngineConflict, EngineFleet,
 MAX_BODY = 64 << 10
 MAX_DRAIN = 3600.0
 CLOSE_SECONDS = 1.0
-"""For answers that are being given when the run ends."""
+"""Seconds for answers that are being given when the run ends."""
 
 
 class RunControlServer:

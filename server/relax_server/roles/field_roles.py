@@ -17,11 +17,11 @@ from relax_server.roles.process import STOP_SECONDS
 from relax_server.roles.restarts import Restarts
 
 START_SECONDS = 180.0
-"""For a role to load what it needs and say that it is well."""
+"""Seconds for a role to load what it needs and say that it is well."""
 SILENCE_SECONDS = 60.0
 """A role that waits for rows and says nothing for so long is started again."""
 WORK_SECONDS = 900.0
-"""For the field of one portion of groups."""
+"""Seconds for the field of one portion of groups."""
 
 
 class FieldRoles:

@@ -32,7 +32,7 @@ POLL_SECONDS = 0.25
 """How long one wait for rows lasts before control messages are looked at."""
 
 FIELDS_SECONDS = 600.0
-"""For the fields of a batch; the roles that compute them may be started again several times meanwhile."""
+"""Seconds for the fields of a batch; the roles that compute them may be started again several times meanwhile."""
 
 Compute = Callable[[list[Group]], Sequence[np.ndarray]]
 """The field of some groups."""

@@ -31,7 +31,7 @@ from relax_server.roles.placement import LocalPlacement
 from relax_server.roles.slot import start_engine
 
 ANSWER_SECONDS = 600.0
-"""For an episode of an evaluation, or a generation by hand."""
+"""Seconds for an episode of an evaluation, or a generation by hand."""
 
 
 class LocalModel:

@@ -15,7 +15,7 @@ from relax_server.roles.placement import Exchange, Placement
 from relax_server.roles.restarts import Restarts
 
 STEP_SECONDS = 900.0
-"""For one training step once its batch is taken; a trainer that takes longer is restarted."""
+"""Seconds for one training step once its batch is taken; a trainer that takes longer is restarted."""
 
 SILENCE_SECONDS = 60.0
 """A rollout process, or a trainer that waits for its batch, that says nothing for so long is restarted."""

@@ -256,7 +256,7 @@ class StartFields:
     folder: Path
     model_path: Path
     cluster: Cluster | None
-    """That the queue is in; None: the one that this process is in."""
+    """The cluster that the queue is in; None: the one that this process is in."""
     features: Path | None = None
     """Folder in shared memory where media features are exchanged."""
 

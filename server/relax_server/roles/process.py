@@ -17,10 +17,10 @@ from relax_server.roles.channel import Channel
 from relax_server.roles.messages import Died, Stop
 
 STOP_SECONDS = 10.0
-"""Between being asked to stop and SIGKILL."""
+"""Seconds between being asked to stop and SIGKILL."""
 
 ENDED_SECONDS = 1.0
-"""For a process whose channel has closed to be gone."""
+"""Seconds for a process whose channel has closed to be gone."""
 ENDED_POLL = 0.02
 """Seconds between looks at a process that is ending."""
 
@@ -57,7 +57,7 @@ class RoleProcess:
                 loop.call_soon_threadsafe(self._deliver, generation, message)
 
         def closed() -> None:
-            """In the listening thread: the channel closes a moment before the process can be asked how it ended."""
+            """Called in the listening thread: the channel closes a moment before the process can be asked how it ended."""
             if self._process is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(ENDED_SECONDS)

@@ -77,7 +77,7 @@ class RolloutRole:
         self.leaving: set[str] = set()
         """Engines that only finish what they have."""
         self.gateway: AgentGateway | None = None
-        """Between the model and agents in processes of their own."""
+        """The gateway between the model and agents in processes of their own."""
         agent: Agent | None = first.agent
         warmup: Agent | None = None
         if isinstance(first.agent, (str, Sequence)):

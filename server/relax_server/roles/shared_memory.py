@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 REMOVE_SECONDS = 5.0
-"""To remove a folder into which processes that are about to end may still write."""
+"""Seconds to remove a folder into which processes that are about to end may still write."""
 
 
 def root() -> Path:

@@ -18,7 +18,7 @@ from relax_server.roles.layout import RunLayout
 from relax_server.roles.placement import Engine, Placement
 
 START_SECONDS = {"embedded": 180.0, "sglang": 600.0, "vllm": 600.0}
-"""For an engine to load its model and answer, by kind."""
+"""Seconds for an engine to load its model and answer, by kind."""
 
 EVALUATION = "evaluation"
 """The engine that a trained model is tried with; the log of a run that goes on meanwhile is another one."""
@@ -39,7 +39,7 @@ class EngineSlot:
     address: str = ""
     """Address of an engine that runs elsewhere."""
     added: bool = False
-    """Beyond the engines that the run began with."""
+    """Whether it came after the engines that the run began with."""
     state: SlotState = "starting"
     """`starting`: it does not have the current weights yet. `current`: in the pool. `draining`: it finishes what it has.
     `lost`: it cannot be had; `reason` says why."""

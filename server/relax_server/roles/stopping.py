@@ -10,10 +10,10 @@ from relax_server.roles.placement import Role
 from relax_server.roles.process import STOP_SECONDS
 
 ROLE_SECONDS = 3.0
-"""For a role to end when the run is stopped by hand; it holds nothing that is not durable."""
+"""Seconds for a role to end when the run is stopped by hand; it holds nothing that is not durable."""
 
 REST_SECONDS = 2.0
-"""For what the controller is doing, once the trainer's last checkpoint is there."""
+"""Seconds for what the controller is doing, once the trainer's last checkpoint is there."""
 
 
 class Stopping:

@@ -308,7 +308,7 @@ def _row(split: str, index: int) -> dict[str, Any]:
 
 
 def _slim(trajectory: Trajectory) -> Trajectory:
-    """Without the routed experts, which are of no use to a reward."""
+    """The trajectory without its routed experts, which are of no use to a reward."""
     return dataclasses.replace(trajectory, turns=[dataclasses.replace(turn, routed_experts=None) for turn in trajectory.turns])
 
 

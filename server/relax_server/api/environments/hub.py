@@ -40,7 +40,7 @@ FRESH_SECONDS = 1.0
 """How long what the database said of a name is believed."""
 KEPT_NAMES = 10_000
 LOOK_SECONDS = 1.0
-"""Between looks for hosts that have been away for too long."""
+"""Seconds between looks for hosts that have been away for too long."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ THREADS = 512
 GUARD_NICE, WORKER_NICE = -10, 5
 """The guard must get its turn among hundreds that spin; only root can give it the first."""
 ADDRESS_SPACE = 4
-"""Times the memory: reserved is not used, but what is asked for at once beyond this is refused at once."""
+"""Address space, as a multiple of the memory: reserved is not used, but what is asked for at once beyond this is refused."""
 
 _PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 8, 36, 38
 _CLONE_NEWNET, _CLONE_NEWUSER = 0x4000_0000, 0x1000_0000
@@ -100,7 +100,7 @@ def _become_worker(fd: int, folder: Path, limits: WorkerLimits, guard: int) -> N
 
 
 def _leave_network() -> None:
-    """Into an empty network of its own; as a normal user, together with a user namespace."""
+    """Move into an empty network of its own; as a normal user, together with a user namespace."""
     if _libc.unshare(_CLONE_NEWNET) != 0 and (os.geteuid() == 0 or _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0):
         print(f"warning: the network cannot be forbidden here ({os.strerror(ctypes.get_errno())})", file=sys.stderr, flush=True)
 
@@ -121,7 +121,7 @@ def _limit(limits: WorkerLimits) -> None:
 
 
 def _drop_rights(folder: Path) -> None:
-    """From root to a user of the worker's own; nothing to drop for others."""
+    """Change from root to a user of the worker's own; others have nothing to drop."""
     if os.geteuid() == 0:
         uid = FIRST_UID + os.getpid() % UIDS
         os.chown(folder, uid, uid)
@@ -230,7 +230,7 @@ def _signal_all(number: int) -> None:
 
 
 def _kill_all() -> None:
-    """Until nothing is left; what multiplies is stopped first."""
+    """Kill until nothing is left; what multiplies is stopped first."""
     end = time.monotonic() + KILL_SECONDS
     while psutil.Process().children() and time.monotonic() < end:
         _signal_all(signal.SIGSTOP)

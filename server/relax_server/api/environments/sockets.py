@@ -32,7 +32,7 @@ from relax_server.rollout.hosted import HostLink, InThread
 GOODBYE = 1000
 """The code with which a WebSocket is closed on purpose."""
 AWAY_SECONDS = 30.0
-"""Without a connection, after which a host is given up and its episodes fail."""
+"""Seconds without a connection, after which a host is given up and its episodes fail."""
 
 
 class SocketLink(HostLink):

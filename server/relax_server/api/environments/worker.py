@@ -28,11 +28,11 @@ from relax_server.log_tail import log_tail
 from relax_server.rollout.hosted import HostLink, InThread
 
 START_SECONDS = 120.0
-"""To import the environment and to describe it."""
+"""Seconds to import the environment and to describe it."""
 NOTICE_SECONDS = 3.0
-"""For the guard to notice by itself that the worker has ended."""
+"""Seconds for the guard to notice by itself that the worker has ended."""
 END_SECONDS = 10.0
-"""For the guard to kill what is left."""
+"""Seconds for the guard to kill what is left."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds until a worker that has ended is started again; doubled each time, until one has lived for a minute."""
 LIVED = 60.0

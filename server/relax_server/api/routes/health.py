@@ -19,7 +19,7 @@ router = APIRouter()
 @router.get("/healthz")
 @router.get("/v1/healthz")
 async def healthz(core: Core) -> Response:
-    """That the process answers, and whether it is `ok`, `paused` or `draining`."""
+    """Say that the process answers, and whether it is `ok`, `paused` or `draining`."""
     return json_response({"status": core.status})
 
 
@@ -36,7 +36,7 @@ async def readyz(core: Core) -> Response:
 @router.get("/metrics")
 @router.get("/v1/metrics")
 async def metrics(core: Core) -> Response:
-    """For Prometheus."""
+    """Counters and gauges for Prometheus."""
     return Response(core.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

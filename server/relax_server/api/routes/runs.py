@@ -119,7 +119,7 @@ async def file(trainings: Trainings, run: Run, name: Annotated[str, Path(max_len
 
 @router.websocket("/v1/relay")
 async def relay(socket: WebSocket) -> None:
-    """For the processes of runs: an environment that this service plays."""
+    """Pass an environment that this service plays on to the processes of runs."""
     trainings: TrainingHub = socket.app.state.trainings
     env = trainings.relayed(bearer(socket))
     if env is None:

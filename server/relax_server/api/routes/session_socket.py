@@ -47,7 +47,7 @@ class SessionSocket:
         return [WebSocketRoute("/v1/sessions/ws", self.fresh), WebSocketRoute("/v1/sessions/{id}/ws", self.attached)]
 
     async def attached(self, socket: WebSocket) -> None:
-        """To the session in the path."""
+        """Serve the session in the path."""
         try:
             session = await session_of(socket, self.core, self.hub, socket.path_params["id"])
         except RelaxError as error:
@@ -56,7 +56,7 @@ class SessionSocket:
         await _Connection(self, socket, session).serve()
 
     async def fresh(self, socket: WebSocket) -> None:
-        """To sessions that are opened over it."""
+        """Serve sessions that are opened over it."""
         try:
             key = await caller(socket, self.core)
         except RelaxError as error:

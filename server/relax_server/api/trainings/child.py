@@ -19,7 +19,7 @@ from relax_server.log_tail import log_tail
 LINE_LIMIT = 16 << 20
 """Bytes of a line."""
 STOP_SECONDS = 60.0
-"""For the step in progress and a checkpoint."""
+"""Seconds for the step in progress and a checkpoint."""
 
 
 class RunProcess:

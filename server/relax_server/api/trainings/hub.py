@@ -31,11 +31,11 @@ from relax_server.gateway.errors import ApiError, bad, unknown
 from relax_server.models.catalog import BUILDERS
 
 DESCRIPTION = "env.msgpack"
-"""In a run's folder: what its environment is, if it comes from outside."""
+"""The file of a run's folder that says what its environment is, if it comes from outside."""
 CANCEL_SECONDS = 5.0
-"""In which a run that is cancelled may end before its owner is answered."""
+"""Seconds in which a run that is cancelled may end before its owner is answered."""
 STOP_SECONDS = 20.0
-"""When the service ends; a run that needs longer for its checkpoint goes on from the one before."""
+"""Seconds for a run to end with the service; one that needs longer for its checkpoint goes on from the one before."""
 RESTARTS, RESTART_SECONDS = 3, 60.0
 """How often a run's process that was killed from outside is started again without a step in between, and the pause before."""
 

@@ -11,7 +11,7 @@ from relax_server.api.trainings.protocol import Request, Start, Told
 MODEL_IDLE = 300.0
 """Seconds without a request after which a trained model is put away."""
 MODEL_SECONDS = 600.0
-"""To start it, and to answer."""
+"""Seconds to start it, and to answer."""
 
 
 class TrainedModel:

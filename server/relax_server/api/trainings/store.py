@@ -28,7 +28,7 @@ class Training:
     """`queued`, `waiting` (for the host of its environment), `running`, `completed`, `failed` or `cancelled`."""
     step: int
     server: str
-    """That carries it out, and has what it makes."""
+    """The server that carries it out, and has what it makes."""
     error: str | None
     created_at: float
     ended_at: float | None = None

@@ -47,7 +47,7 @@ class Ask:
 
     request: GenerateRequest
     until: float
-    """On the monotonic clock."""
+    """Moment on the monotonic clock."""
     aborted: bool = False
 
     def rest(self, legs: list[Leg]) -> GenerateRequest:

@@ -23,9 +23,9 @@ from relax_sdk.errors import EpisodeError
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
-"""For the fork server to import and to answer."""
+"""Seconds for the fork server to import and to answer."""
 TERM_SECONDS = 3.0
-"""Between asking an agent to end and killing it."""
+"""Seconds between asking an agent to end and killing it."""
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _SERVER = Path(__file__).with_name("fork_server.py")
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
@@ -155,7 +155,7 @@ class ForkServer:
         self._listening: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[tuple[int, asyncio.Future[int]]]] = {}
-        """By the number of the request: gets the process id, and what will be the exit status."""
+        """What will be process id and exit status, by the number of the request."""
         self._running: dict[int, asyncio.Future[int]] = {}
 
     async def start(self, variables: Mapping[str, str]) -> ForkedProcess:
@@ -249,7 +249,7 @@ class ForkServer:
 
 
 def _signal(pid: int, number: int, running: bool) -> None:
-    """To a process and all that it started; one that has just been forked has no group of its own yet."""
+    """Send a signal to a process and all that it started; one that has just been forked has no group of its own yet."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):

@@ -28,10 +28,10 @@ from relax_server.roles.ray.placement import listed, needs
 from relax_server.roles.ray.role import reason
 
 CONNECT_SECONDS = 10.0
-"""For a cluster to answer at all."""
+"""Seconds for a cluster to answer at all."""
 
 LOOK_SECONDS = 60.0
-"""For every node to answer; each starts a process for it."""
+"""Seconds for every node to answer; each starts a process for it."""
 
 _TOKEN = secrets.token_hex(32)
 """Secret of the clusters that this process starts: nobody else may send them work."""

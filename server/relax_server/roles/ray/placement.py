@@ -24,7 +24,7 @@ from relax_server.roles.process import thread_limits
 from relax_server.roles.ray.role import RayEngine, RayRole
 
 PLACE_SECONDS = 120.0
-"""For a cluster to make room for a run."""
+"""Seconds for a cluster to make room for a run."""
 
 
 def needs(config: RunConfig) -> dict[str, int]:

@@ -22,18 +22,18 @@ from relax_server.roles.process import STOP_SECONDS
 from relax_server.roles.ray.actors import EngineActor, RoleActor
 
 NAME_SECONDS = 60.0
-"""For a role of the same run that has just been killed to be gone, or its node to be given up by Ray."""
+"""Seconds for a role of the same run that has just been killed to be gone, or its node to be given up by Ray."""
 NAME_POLL = 0.1
 AGAIN_SECONDS = 1.0
-"""Between two tries to have Ray start an actor."""
+"""Seconds between two tries to have Ray start an actor."""
 
 PLACE_SECONDS = 30.0
-"""For Ray to start an actor before the user is told that it waits for room."""
+"""Seconds for Ray to start an actor before the user is told that it waits for room."""
 TOLD_SECONDS = 2.0
-"""For what an engine said of its start to come through once it has started."""
+"""Seconds for what an engine said of its start to come through once it has started."""
 
 GONE_SECONDS = 20.0
-"""For an actor that was killed to be gone; Ray waits 5 s before it ends a process that does not answer."""
+"""Seconds for an actor that was killed to be gone; Ray waits 5 s before it ends a process that does not answer."""
 
 
 class Places(Protocol):
@@ -73,7 +73,7 @@ class RayRole:
 
     @property
     def pid(self) -> int | None:
-        """On its node."""
+        """Process id on its node."""
         return self._pid
 
     async def start(self, first: Any) -> None:
@@ -205,7 +205,7 @@ class RayEngine:
         self._url = ""
         self._ended: asyncio.Task[None] | None = None
         self.pid: int | None = None
-        """On its node."""
+        """Process id on its node."""
 
     @property
     def url(self) -> str:

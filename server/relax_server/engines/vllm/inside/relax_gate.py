@@ -29,10 +29,10 @@ VERSION = b"x-relax-weight-version"
 """Header with the version of the weights that an answer comes from."""
 
 DRAIN_SECONDS = 0.05
-"""Between attempts to end what runs: a request that has just come reaches the engine after the first."""
+"""Seconds between attempts to end what runs: a request that has just come reaches the engine after the first."""
 
 END_SECONDS = 60.0
-"""For all that runs to end once it was told to."""
+"""Seconds for all that runs to end once it was told to."""
 
 
 class Refused(Exception):
