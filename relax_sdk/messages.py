@@ -142,6 +142,11 @@ class AssistantMessage(Message):
     control_tokens: tuple[ControlToken, ...] = field(default=(), kw_only=True)
     """Control tokens in the order they were written; on the wire `{"token": …, "at": …}`, which OpenAI does not have."""
 
+    @property
+    def unreadable_calls(self) -> int:
+        """How many of the tool calls could not be read."""
+        return sum(call.error is not None for call in self.tool_calls)
+
     def to_openai(self, media: MediaForm | None = None) -> dict[str, Any]:
         """The message as an OpenAI chat dictionary, with `control_tokens` where there are some.
 

@@ -24,6 +24,11 @@ LONG_ANSWER = 32
 """Tokens; a model from random weights seldom ends an answer by itself where so many are allowed."""
 GROUP_RELATIVE = frozenset({"grpo", "dr_grpo", "rloo"})
 """Advantages that compare the episodes of a group."""
+READABLE = (
+    'say the form in the prompt (system_prompt): <tool_call>{"name": …, "arguments": {…}}</tool_call>, show it with '
+    "format_example, or train a model that knows it"
+)
+"""What makes tool calls readable."""
 
 Row = Mapping[str, Any]
 
@@ -80,7 +85,7 @@ def _lacks(config: RunConfig, examples: bool | None) -> list[tuple[str, str]]:
 
 
 def silence(rows: Sequence[Row], config: RunConfig, examples: bool | None = None, least: int = WINDOW) -> Finding | None:
-    """Judge the last steps of a run: did they teach nothing, or were all their episodes cut?
+    """Judge the last steps of a run: did they teach nothing, were all their episodes cut, or could no tool call be read?
 
     Args:
         rows: metrics by step, oldest first, of the whole run.
@@ -99,6 +104,9 @@ def silence(rows: Sequence[Row], config: RunConfig, examples: bool | None = None
         return _flat(rows, recent, groups, config, examples)
     if _truncated(recent) >= ALL:
         return Finding("problem", f"all episodes of the last {len(recent)} steps were cut", _limits(recent, config))
+    if (unreadable := _mean(recent, "unreadable_calls")) >= ALL:
+        what = f"{unreadable:.0%} of the answers of the last {len(recent)} steps hold a tool call that cannot be read"
+        return Finding("problem", f"{what}{_sample(recent)}", READABLE)
     return None
 
 
@@ -140,6 +148,8 @@ def _cause(recent: Sequence[Row], config: RunConfig, examples: bool | None, same
             f"Likely because {cut:.0%} of the answers are cut at sampling.max_new_tokens = {config.sampling.max_new_tokens} "
             "before they end: raise it, or ask for shorter answers"
         )
+    if (unreadable := _mean(recent, "unreadable_calls")) >= ALL:
+        return f"Likely because {unreadable:.0%} of the answers hold a tool call that cannot be read: {READABLE}"
     if not same and _mean(recent, "entropy") < 0.05:
         return (
             "the policy has stopped trying (entropy "

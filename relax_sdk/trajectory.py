@@ -67,6 +67,8 @@ class Turn:
     routed_experts: bytes | None = None
     """int32 [len(prompt) + len(response) - 1, layers, top_k] in C order, or None."""
     routed_shape: list[int] | None = None
+    unreadable_calls: int = 0
+    """Tool calls of the answer that could not be read."""
     cached_tokens: int = 0
     """Prompt tokens served from the engine's cache."""
     seconds: float = 0.0

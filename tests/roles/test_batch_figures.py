@@ -27,6 +27,7 @@ def test_figures_of_a_batch():
         "reward_min": 0.5,
         "reward_max": 1.0,
         "cut_responses": 0.5,
+        "unreadable_calls": 0.0,
     }
     sampled = [step for step in range(1, 31) if "sample" in batch_figures([group], step)]
     assert sampled == [1, 10, 20, 30]
@@ -35,10 +36,18 @@ def test_figures_of_a_batch():
     assert batch_figures([], 1)["cut_responses"] == 0.0
 
 
+def test_answers_with_a_tool_call_that_cannot_be_read_are_counted():
+    wrong = trajectory(0.0)
+    wrong.turns = [Turn([1], [2], [0.0], unreadable_calls=n) for n in (3, 0, 1)]
+    figures = batch_figures([Group("g", "e", 0, [wrong, trajectory(0.0)])], 2)
+    assert figures["unreadable_calls"] == 0.5
+
+
 def test_a_sample_shows_the_question_the_answer_and_the_reward():
     assert sample_answer(trajectory(1.0)) == {"asked": "<audio> A or B?", "answer": "B1", "reward": "1.000"}
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "guess", "arguments": '{"x": 1}'}}]}
     assert shown(call) == 'guess({"x": 1})'
+    assert shown({"tool_calls": [{"function": {"name": "", "arguments": "{}"}}]}) == "<unreadable tool call>"
     assert len(shown({"content": "x" * 10_000})) == 201
     silent = trajectory(0.0)
     silent.messages = silent.messages[:1]

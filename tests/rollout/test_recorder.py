@@ -130,6 +130,15 @@ def test_rewritten_history_starts_a_new_sample_and_no_response_is_lost(turns, da
     assert [i for s in samples for i in trained(s)] == [i for _, ids in turns for i in ids]
 
 
+def test_a_turn_counts_its_tool_calls_that_cannot_be_read():
+    recorder = TokenRecorder(Renderer(OMNI))
+    messages = [Message("user", (Text("call"),))]
+    for text in ("<tool_call>guess(</tool_call> <tool_call>{}</tool_call>", "<tool_call>guess(x=1)</tool_call>", "no call"):
+        answer = call(recorder, messages, [*OMNI.tokenizer.encode(text), EOS])
+        messages += [answer, Message("user", (Text("again"),))]
+    assert [turn.unreadable_calls for turn in recorder.turns] == [2, 0, 0]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(turn, min_size=2, max_size=4))
 def test_a_conversation_that_went_through_json_is_recognised(turns):

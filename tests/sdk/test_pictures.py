@@ -10,7 +10,7 @@ import pytest
 from PIL import Image as PILImage
 
 from relax_sdk.errors import MediaError
-from relax_sdk.media import Audio, Image, MediaStore, Video, decode_image
+from relax_sdk.media import Audio, Image, MediaKey, MediaRef, MediaStore, Video, decode_image
 from relax_sdk.messages import Message, media_names
 
 BLACK, WHITE = (0, 0, 0), (255, 255, 255)
@@ -133,7 +133,9 @@ def test_a_gif_is_found_as_the_image_or_the_film_that_a_message_names(tmp_path) 
     store.put(film)
     message = Message("user", (film, image))
     names = media_names([message.to_openai()])
-    refs = {(kind, sha256): found for kind, sha256 in names if (found := store.find(sha256, kind)) is not None}
+    refs: dict[MediaKey, MediaRef] = {
+        (kind, sha256): found for kind, sha256 in names if (found := store.find(sha256, kind)) is not None
+    }
     assert Message.from_openai(message.to_openai(), refs).media == (film, image)
     store.put(picture := Image.from_bytes(encoded(PILImage.new("RGB", (4, 4)), "PNG")))
     assert store.find(picture.ref.sha256, "video") == picture.ref, "of another kind than asked for, which the reader can say"

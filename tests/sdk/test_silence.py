@@ -49,6 +49,7 @@ def test_a_run_that_learns_says_nothing():
     [
         (PRETRAINED, None, dict(cut_responses=0.99), "99% of the answers are cut at sampling.max_new_tokens = 64"),
         (PRETRAINED, None, dict(status={"truncated": 256}), "rollout.max_turns = 16 and rollout.max_tokens = 4096"),
+        (PRETRAINED, None, dict(unreadable_calls=0.97), "97% of the answers hold a tool call that cannot be read"),
         (PRETRAINED, None, {}, "no answer has the form that the environment rewards"),
         (RunConfig(env="e", algorithm=SCRATCH), False, {}, "the environment has no format_example"),
         (RunConfig(env="e", algorithm=SCRATCH, warmup=WarmupConfig(steps=0)), True, {}, "warmup.steps = 0"),
@@ -88,6 +89,15 @@ def test_episodes_that_are_all_cut_are_told_though_their_rewards_differ():
     assert "rollout.max_turns = 16" in finding.advice
     finding = silence([r | {"cut_responses": 1.0} for r in cut], PRETRAINED)
     assert finding is not None and "sampling.max_new_tokens = 64" in finding.advice
+
+
+def test_tool_calls_that_never_can_be_read_are_told_though_rewards_differ():
+    wrong = [r | {"unreadable_calls": 0.96} for r in learning(10)]
+    finding = silence(wrong, PRETRAINED)
+    assert finding is not None and finding.level == "problem"
+    assert "96% of the answers of the last 10 steps hold a tool call that cannot be read" in finding.what
+    assert "<tool_call>" in finding.advice and "system_prompt" in finding.advice
+    assert silence([r | {"unreadable_calls": 0.5} for r in wrong], PRETRAINED) is None
 
 
 def test_it_is_told_at_the_tenth_step_and_again_every_fifty():

@@ -22,7 +22,8 @@ def batch_figures(groups: Sequence[Group], step: int) -> dict[str, Any]:
 
     Returns:
         `status` (episodes by how they ended), `reward_min` and `reward_max` (of single episodes), `cut_responses` (share of
-        the model's answers that ended at the token limit) and, in the first and every tenth step, `sample`: what one episode
+        the model's answers that ended at the token limit), `unreadable_calls` (share of the answers with a tool call that could
+        not be read) and, in the first and every tenth step, `sample`: what one episode
         was last `asked`, its `answer`, and its `reward`, as texts.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -32,6 +33,7 @@ def batch_figures(groups: Sequence[Group], step: int) -> dict[str, Any]:
         reward_min=min((trajectory.reward for trajectory in trajectories), default=0.0),
         reward_max=max((trajectory.reward for trajectory in trajectories), default=0.0),
         cut_responses=sum(turn.finish_reason == "length" for turn in turns) / max(len(turns), 1),
+        unreadable_calls=sum(turn.unreadable_calls > 0 for turn in turns) / max(len(turns), 1),
     )
     if trajectories and (step == 1 or step % SAMPLE_EVERY == 0):
         sample = sample_answer(trajectories[(step // SAMPLE_EVERY) % len(trajectories)])
@@ -51,10 +53,12 @@ def sample_answer(trajectory: Trajectory) -> dict[str, str] | None:
 
 
 def shown(message: dict[str, Any]) -> str:
-    """A chat message in one short text, media as `<audio>` and tool calls as `name(arguments)`."""
+    """A chat message in one short text, media as `<audio>` and tool calls as `name(arguments)`; one that could not be read has
+    no name."""
     content = message.get("content") or ""
     parts = [content] if isinstance(content, str) else [_part(part) for part in content]
-    parts += [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()]
+    for function in (call["function"] for call in message.get("tool_calls") or ()):
+        parts.append(f"{function['name']}({function['arguments']})" if function["name"] else "<unreadable tool call>")
     text = " ".join(part for part in parts if part)
     return text if len(text) <= SAMPLE_CHARACTERS else text[:SAMPLE_CHARACTERS] + "…"
 

@@ -211,6 +211,8 @@ class TokenRecorder:
     def answer(self, plan: Plan, prompt: RecordedPrompt, turn: Turn, shown: Shown | None = None) -> AssistantMessage:
         """The recorded turn as a message; a conversation that goes on from it reuses its tokens.
 
+        The turn's `unreadable_calls` are counted here, where its tools are known.
+
         Args:
             plan: of the call.
             prompt: that was sent.
@@ -218,6 +220,7 @@ class TokenRecorder:
             shown: makes of the message what the agent is shown, and will send back; default: the message itself.
         """
         message = self.processor.parse(turn.response_ids, turn.finish_reason, plan.tools)
+        turn.unreadable_calls = message.unreadable_calls
         if shown is not None:
             message = shown(message, turn)
         closed = bool(turn.response_ids) and turn.response_ids[-1] in self.processor.eos_ids

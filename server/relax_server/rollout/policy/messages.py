@@ -50,7 +50,7 @@ class MessagePolicy(Policy):
         message = await self._client.ask(messages, tools, sampling, config.turn_timeout)
         media = [item.ref for asked in messages for item in asked.media]
         turn = Turn([], [], [], finish_reason=message.finish_reason, media=media, engine=self._client.endpoint.url)
-        turn.sampling = sampling
+        turn.sampling, turn.unreadable_calls = sampling, message.unreadable_calls
         turn.seconds = time.monotonic() - started
         self._turns.append(turn)
         if options.shown is not None:
