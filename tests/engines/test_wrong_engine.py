@@ -8,6 +8,8 @@ import pytest
 from aiohttp import web
 from relax_server.engines.base import GenerateRequest
 from relax_server.engines.http import HttpEngine
+from relax_server.engines.kinds import connect
+from relax_server.models.catalog import resolve_model
 
 from relax_sdk import SamplingParams
 from relax_sdk.errors import EngineAborted, EngineError, EngineUnavailable
@@ -141,3 +143,36 @@ async def test_weights_that_were_not_loaded_are_an_error(server, engine):
     server.answer = {"success": False, "message": "no such file"}
     with pytest.raises(EngineError, match=r"did not load the weights in /nowhere.*no such file"):
         await engine.update_weights("/nowhere", 4)
+
+
+SEEDED = GenerateRequest([5, 6, 7], SamplingParams(max_new_tokens=4, sampling_seed=3))
+GREEDY = GenerateRequest([5, 6, 7], SamplingParams(max_new_tokens=4, temperature=0.0, sampling_seed=3))
+
+
+async def test_an_sglang_server_that_ignores_seeds_is_named_once_with_what_to_set(server, tmp_path):
+    said: list[str] = []
+    engine = connect("sglang", server.url, tmp_path, resolve_model("relax/tiny-llama"), warn=said.append)
+    try:
+        for request in (REQUEST, GREEDY):  # no seed, or nothing to draw
+            assert not (await engine.generate(request, 5.0))[0].seeded
+        assert said == []
+        for _ in range(2):
+            assert not (await engine.generate(SEEDED, 5.0))[0].seeded
+        (text,) = said
+        assert text.startswith(server.url) and "--enable-deterministic-inference" in text
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize(
+    "setting", [{"enable_deterministic_inference": True}, {"extra_metric_labels": {"sampling_seeds": "x"}}]
+)
+async def test_nothing_is_said_of_an_sglang_server_that_takes_seeds(server, tmp_path, setting):
+    server.answer = RIGHT | setting
+    said: list[str] = []
+    engine = connect("sglang", server.url, tmp_path, resolve_model("relax/tiny-llama"), warn=said.append)
+    try:
+        assert (await engine.generate(SEEDED, 5.0))[0].seeded
+    finally:
+        await engine.close()
+    assert said == []

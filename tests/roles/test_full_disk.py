@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from relax_server.journal import open_journal
 from relax_server.roles.full_disk import full_disk
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import Died, Failed
+from relax_server.roles.outputs import Outputs
 from relax_server.roles.process import RoleProcess
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 import relax_sdk as relax
 
@@ -60,6 +64,27 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"only root may mount a small disk: {done.stderr.strip()}")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_is_told_once_where_the_figures_are_written(small_disk, tmp_path, monkeypatch):
+    """TensorBoard's events are on the full disk, the metrics are not."""
+    unhandled: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", unhandled.append)
+    layout = RunLayout(tmp_path / "run")
+    layout.folder.mkdir()
+    layout.tensorboard.symlink_to(small_disk)
+    outputs = Outputs(layout)
+    outputs.write({"step": 1, "reward": 0.5})
+    (small_disk / "filling").write_bytes(bytes(small_disk_room(small_disk)))
+    with pytest.raises(OSError) as raised:
+        for step in range(2, 200):
+            outputs.write({"step": step, **{f"figure_{i}": 0.5 for i in range(100)}})
+    assert "disk is full" in (full_disk(raised.value, (small_disk,)) or "")
+    outputs.close()  # says nothing again
+    assert unhandled == []
+    assert [json.loads(line)["step"] for line in layout.metrics.read_text().splitlines()][:2] == [1, 2]
+    (events,) = small_disk.glob("events.out.tfevents.*")
+    assert [event.step for event in EventFileLoader(str(events)).Load()][:2] == [0, 1], "what was written before is whole"
 
 
 @pytest.mark.nightly

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from relax_server.engines.sglang.process import SglangProcess
 from relax_server.engines.vllm.client import VllmEngine
 from relax_server.engines.vllm.process import VllmProcess
 from relax_server.models.layout import routed_shape
+
+logger = logging.getLogger(__name__)
 
 PROCESSES: dict[EngineKind, type[ServerProcess]] = {
     "embedded": EngineProcess,
@@ -42,7 +45,14 @@ def process_of(
     return PROCESSES[kind](model_path, log_path, settings, progress)
 
 
-def connect(kind: EngineKind, url: str, media_root: Path, model_path: Path, inline_media: bool = False) -> HttpEngine:
+def connect(
+    kind: EngineKind,
+    url: str,
+    media_root: Path,
+    model_path: Path,
+    inline_media: bool = False,
+    warn: Callable[[str], None] = logger.warning,
+) -> HttpEngine:
     """A client of an engine that runs.
 
     Args:
@@ -51,12 +61,13 @@ def connect(kind: EngineKind, url: str, media_root: Path, model_path: Path, inli
         media_root: the media folder, which the engine can read.
         model_path: of the served model.
         inline_media: send the bytes of media, for an engine that may not read them.
+        warn: takes what the user should know of the engine; default: the log.
 
     Raises:
         ConfigError: `model_path` is not a model folder.
     """
     if kind == "sglang":
-        return SglangEngine(url, media_root, inline_media=inline_media, routed_shape=routed_shape(model_path))
+        return SglangEngine(url, media_root, inline_media=inline_media, routed_shape=routed_shape(model_path), warn=warn)
     if kind == "vllm":
         return VllmEngine(url)
     return HttpEngine(url, media_root, inline_media=inline_media)

@@ -172,8 +172,11 @@ class RolloutRole:
     def engine(self, url: str, attached: EngineKind | None = None) -> CoalescingEngine:
         """A client; `attached` is what runs there, if it is not one of the run's own."""
         kind = attached or self.first.config.engine
-        client = connect(kind, url, self.store.root, self.first.model_path, inline_media=attached is not None)
-        return CoalescingEngine(client)
+
+        def warn(text: str) -> None:
+            self.channel.send(Warn(text))
+
+        return CoalescingEngine(connect(kind, url, self.store.root, self.first.model_path, attached is not None, warn))
 
     async def evaluate(self, message: Evaluate) -> None:
         told = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,8 +19,16 @@ if TYPE_CHECKING:
     import torch
 
 
+logger = logging.getLogger(__name__)
+
 SEEDED = '{"sampling_seeds": "per_request"}'
 """A label by which a server says that it takes the seeds of requests (`inside/`)."""
+
+UNSEEDED = (
+    "{url}: this SGLang server ignores sampling seeds, so a second run with the same seed has other tokens, and answers are "
+    "recorded without a seed. Start the server with --enable-deterministic-inference, or by `relax engine sglang`, which costs "
+    "less speed. Not said again of this server"
+)
 
 END = "|"
 """Ends the name of every request: SGLang aborts all whose names begin with the one it is given."""
@@ -34,9 +43,10 @@ class SglangEngine(HttpEngine):
     another model are loaded as far as they fit, so their names and shapes are compared first. `ignore_eos` ignores
     `stop_token_ids`, too, and without a flag at its start giving memory back frees nothing; these are refused here. A server
     that was started elsewhere, and without `--enable-deterministic-inference`, ignores sampling seeds; its answers then say
-    that they were not drawn from one (`Generation.seeded`).
+    that they were not drawn from one (`Generation.seeded`), and that is told once.
 
-    Args: as `HttpEngine`'s; `routed_shape` is needed where routed experts are asked for, as SGLang does not state it.
+    Args: as `HttpEngine`'s; `routed_shape` is needed where routed experts are asked for, as SGLang does not state it. `warn`
+        takes what the user should know; default: the log.
     """
 
     def __init__(
@@ -47,12 +57,15 @@ class SglangEngine(HttpEngine):
         inline_media: bool = False,
         routed_shape: tuple[int, int] | None = None,
         control_timeout: float = CONTROL_TIMEOUT,
+        warn: Callable[[str], None] = logger.warning,
     ) -> None:
         super().__init__(url, media_root, inline_media=inline_media, routed_shape=routed_shape, control_timeout=control_timeout)
         self._paused: PauseMode | None = None
         self._weights: WeightShapes | None = None
         self._settings: dict[str, Any] | None = None
         self.deals_seeds = False
+        self._warn = warn
+        self._told = False
 
     async def generate(self, request: GenerateRequest, timeout: float) -> list[Generation]:
         seeded = await self._check(request)
@@ -79,7 +92,11 @@ class SglangEngine(HttpEngine):
             raise EngineError(f"{self.url}: with ignore_eos SGLang ignores stop_token_ids, too; use one of them")
         started = await self._started()
         labels = started.get("extra_metric_labels") or {}
-        return bool(started.get("enable_deterministic_inference")) or "sampling_seeds" in labels
+        seeded = bool(started.get("enable_deterministic_inference")) or "sampling_seeds" in labels
+        if not (seeded or self._told) and sampling.sampling_seed is not None and sampling.temperature > 0:
+            self._told = True
+            self._warn(UNSEEDED.format(url=self.url))
+        return seeded
 
     async def _started(self) -> dict[str, Any]:
         """The settings that the server was started with."""
