@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from relax_server.models.catalog import resolve_model
-from relax_server.models.media_features import FeatureExtractor
+from relax_server.models.media_features import FeatureExtractor, patchify
 from relax_server.models.processor import Processor
 from relax_server.models.processor_config import FrameSampling, ProcessorConfig
 
@@ -18,6 +18,7 @@ from benchmarks.media_files import make_files
 from benchmarks.media_table import HUB, compare, failures, make_folders, reference, with_pillow
 from benchmarks.peers import processors
 from relax_sdk import Audio, ConfigError, Image, MediaError, Video
+from relax_sdk.media import decode_video
 
 PYTHON = os.environ.get("RELAX_PROCESSORS_PYTHON", "")
 
@@ -59,6 +60,30 @@ def test_the_filter_is_the_one_that_the_folder_names(files, folders, tmp_path):
     assert a.grid == b.grid
     levels = np.abs(a.tensor - b.tensor) * 127.5
     assert levels.max() > 1.5 and (levels < 2.5).mean() > 0.98
+
+
+def test_frames_of_a_film_are_resized_as_torchvision_does_it(folders, tmp_path):
+    """Transformers' processors of films have no other way; `torch.nn.functional.interpolate` is what torchvision calls."""
+    import torch
+    from torch.nn.functional import interpolate
+
+    scene = np.random.default_rng(0).integers(0, 255, (4, 50, 90, 3), dtype=np.uint8)
+    film = Video.from_array(scene, fps=4)
+    frames, _ = decode_video(film.bytes())
+    for name in ("tiny", "nested"):
+        config = ProcessorConfig.load(with_pillow(folders[name], tmp_path / name))  # of images, which films do not follow
+        features = FeatureExtractor(config)(film.bytes(), "video")
+        settings = config.video
+        assert features.grid is not None
+        size = features.grid[1] * settings.patch, features.grid[2] * settings.patch
+        assert size != frames.shape[1:3]
+        mode = {2: "bilinear", 3: "bicubic"}[settings.resample]
+        pixels = torch.from_numpy(frames).permute(0, 3, 1, 2).contiguous()
+        resized = interpolate(pixels, size=size, mode=mode, antialias=True, align_corners=False).permute(0, 2, 3, 1).numpy()
+        normal = (resized / np.float32(255) - np.float32(settings.mean)) / np.float32(settings.std)
+        expected, grid = patchify(normal.astype(np.float32), settings.patch, settings.merge, settings.temporal)
+        assert grid == features.grid
+        np.testing.assert_allclose(features.tensor, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

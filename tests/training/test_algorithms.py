@@ -275,6 +275,18 @@ def test_policy_kl_is_the_divergence_from_the_old_policy_to_the_current_one(sett
     assert float(results["policy_kl"]) / n == pytest.approx(exact, rel=1e-3)
 
 
+def test_reported_divergences_are_exact_for_tokens_of_an_older_policy() -> None:
+    """`kl` is of the current policy, and `policy_kl` of the recomputed one, whatever policy has sampled the tokens."""
+    behavior, old, now, reference = (torch.tensor([1 - p, p]) for p in (0.3, 0.25, 0.2, 0.4))
+    exact = {"policy_kl": (old * (old / now).log()).sum(), "kl": (now * (now / reference).log()).sum()}
+    n = 10_000
+    token = (torch.arange(n) >= int(n * 0.7)).long()
+    logprobs = {name: p.log()[token] for name, p in dict(engine=behavior, recomputed=old, reference=reference).items()}
+    _, results = objective({"old_logprobs": "recompute", "kl_coef": 0.1}, now.log().expand(n, 2), token=token, **logprobs)
+    for name, divergence in exact.items():
+        assert float(results[name]) / n == pytest.approx(float(divergence), rel=1e-3), name
+
+
 def test_stale_tokens_are_corrected_where_old_logprobs_are_recomputed() -> None:
     token = torch.zeros(3, dtype=torch.long)
     now = torch.log_softmax(torch.tensor([0.0, 0.0]), 0)[0]
