@@ -31,8 +31,8 @@ def llama() -> Reference:
     return Reference(resolve_model("relax/tiny-llama"))
 
 
-def build(kind: str, folder):
-    """A small random model of another family, with the built-in tokenizer."""
+def build(kind: str, folder, dense: tuple[int, ...] = ()):
+    """A small random model of another family, with the built-in tokenizer; a mixture of experts may have dense layers."""
     import transformers
 
     base = resolve_model("relax/tiny-llama")
@@ -42,9 +42,8 @@ def build(kind: str, folder):
     if kind == "qwen2":
         model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shape, tie_word_embeddings=True))
     else:
-        config = transformers.Qwen3MoeConfig(
-            **shape, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, decoder_sparse_step=1
-        )
+        experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, decoder_sparse_step=1)
+        config = transformers.Qwen3MoeConfig(**shape, head_dim=16, **experts, mlp_only_layers=list(dense))
         model = transformers.Qwen3MoeForCausalLM(config)
     model.save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(base).save_pretrained(folder)
@@ -53,8 +52,8 @@ def build(kind: str, folder):
 
 def scheduler_of(reference: Reference, **options) -> Scheduler:
     processor = reference.processor
-    runner = ModelRunner(processor.path, processor.hf_config, torch.float32, record_routes=False)
     config = SchedulerConfig(**{"capacity": 4096, "eos_ids": processor.eos_ids, **options})
+    runner = ModelRunner(processor.path, processor.hf_config, torch.float32, config.record_routes)
     return Scheduler(runner, config)
 
 
@@ -306,6 +305,25 @@ def test_released_memory_is_really_given_back(llama: Reference):
     run(scheduler, [item])
     check(llama, item)
     assert item.versions == ["1"] * 3
+
+
+@pytest.mark.parametrize("dense", [0, 1])
+def test_routes_are_of_every_decoder_layer_and_zero_where_it_is_dense(tmp_path, dense: int):
+    reference = Reference(build("qwen3_moe", tmp_path, (dense,)))
+    scheduler = scheduler_of(reference, record_routes=True)
+    items = [sequence(random_ids(np.random.default_rng(11), 40, 41), 5, i) for i in range(2)]
+    for item in items:
+        item.want_routes = True
+    run(scheduler, items)
+    chosen: list[np.ndarray] = []
+    gate = reference.model.model.layers[1 - dense].mlp.gate
+    gate.register_forward_hook(lambda module, args, out: chosen.append(out[2].numpy()))
+    for item in items:
+        check(reference, item)
+        routes = item.routed_experts
+        assert routes is not None and routes.shape == (40 + 5 - 1, 2, 2)
+        assert (routes[:, dense] == 0).all()
+        assert (np.sort(routes[:, 1 - dense]) == np.sort(chosen.pop()[:-1])).all()
 
 
 def test_models_that_cannot_be_served_are_refused(llama: Reference, tmp_path):
