@@ -43,10 +43,19 @@ class Reference:
         return logits
 
     def logprobs(
-        self, prompt: Sequence[int], response: Sequence[int], media: Sequence[Media] = (), temperature: float = 1.0
+        self,
+        prompt: Sequence[int],
+        response: Sequence[int],
+        media: Sequence[Media] = (),
+        temperature: float = 1.0,
+        top_k: int = -1,
+        top_p: float = 1.0,
     ) -> np.ndarray:
-        """Logprobs of the response tokens: float [len(response)]."""
+        """Of each response token, float [len(response)], under transformers' own cuts."""
         logits = self.logits([*prompt, *response], media)[len(prompt) - 1 : -1] / temperature
+        cuts = [transformers.TopKLogitsWarper(top_k)] if top_k > 0 else []
+        for cut in [*cuts, *([transformers.TopPLogitsWarper(top_p)] if top_p < 1 else [])]:
+            logits = cut(torch.tensor([list(prompt)]), logits)
         return logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0].numpy()
 
     @torch.no_grad()
@@ -62,8 +71,8 @@ class Reference:
             hook.remove()
         return torch.stack(seen, 1).numpy()
 
-    def check(self, generation: Generation, media: Sequence[Media] = (), temperature: float = 1.0) -> None:
-        """Assert that the generation's logprobs are this model's."""
-        expected = self.logprobs(generation.prompt_ids, generation.response_ids, media, temperature)
+    def check(self, generation: Generation, media: Sequence[Media] = (), **sampling: Any) -> None:
+        """Assert that the generation's logprobs are this model's; `sampling` as for `logprobs`."""
+        expected = self.logprobs(generation.prompt_ids, generation.response_ids, media, **sampling)
         gap = np.abs(expected - np.asarray(generation.logprobs))
         assert gap.max() <= 1e-4 and gap.mean() <= 1e-5, f"max {gap.max():.2e}, mean {gap.mean():.2e}"

@@ -264,6 +264,16 @@ async def test_temperature_and_greedy(served: Served):
     assert nucleus.response_ids == greedy.response_ids
 
 
+@pytest.mark.parametrize("cut", [{"top_k": 20}, {"top_p": 0.7}, {"top_k": 60, "top_p": 0.8}], ids=str)
+async def test_logprobs_are_of_the_distribution_that_was_sampled_from(served: Served, cut: dict[str, float]):
+    """After the cut; SGLang reports them from before it, which is why runs with it take no cut."""
+    generation = await served.one(served.request(["among few"], temperature=0.7, max_new_tokens=24, **cut))
+    reported = {} if isinstance(served.engine, SglangEngine) else cut
+    served.old.check(generation, temperature=0.7, **reported)
+    whole, left = (served.old.logprobs(generation.prompt_ids, generation.response_ids, temperature=0.7, **c) for c in ({}, cut))
+    assert np.isfinite(left).all() and (left - whole).min() > 0.05
+
+
 async def test_stop_tokens_end_a_response(served: Served):
     greedy = await served.one(served.request(["until"], temperature=0.0, max_new_tokens=12))
     stop = greedy.response_ids[5]
