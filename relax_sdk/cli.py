@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from relax_sdk.client.calls import URL
+from relax_sdk.client.transport import URL
 from relax_sdk.config import BusName, EngineKind, Mode
 from relax_sdk.errors import ConfigError, EnvError, RelaxError, raised
 from relax_sdk.messages import Message, Text

@@ -146,11 +146,12 @@ class ServiceError(RelaxError):
         message: what was wrong.
         status: of the HTTP answer; 0 if there was none.
         code: for programs.
+        retry_after: seconds that the service asks to wait for before the next try; 0 if it does not.
     """
 
-    def __init__(self, message: str, status: int = 0, code: str = "") -> None:
+    def __init__(self, message: str, status: int = 0, code: str = "", retry_after: float = 0.0) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.retry_after = status, code, retry_after
 
 
 class ServiceUnavailable(ServiceError):

@@ -111,12 +111,10 @@ class Judge:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         url = self.base_url.rstrip("/") + "/chat/completions"
         try:
-            async for attempt in retrying(_Passing, self.backoff, attempts=self.attempts):
-                with attempt:
-                    return _content(self, await self._post(url, headers, body))
+            response = await retrying(_Passing, self.backoff, attempts=self.attempts)(self._post, url, headers, body)
         except _Passing as error:
             raise RewardError(f"{self.name}: no answer from {url} in {self.attempts} attempts; last: {error}") from error
-        raise AssertionError("a loop of tries ends with an answer or an error")
+        return _content(self, response)
 
     async def _post(self, url: str, headers: dict[str, str], body: dict[str, Any]) -> httpx.Response:
         """One try.

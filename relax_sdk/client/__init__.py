@@ -6,9 +6,11 @@ with relax.Client("http://127.0.0.1:8000") as service, service.session("tone-v0"
     print(session.finish().reward)
 """
 
-from relax_sdk.client.aio import AsyncClient, AsyncRemoteRun, AsyncRemoteSession, AsyncRollout
-from relax_sdk.client.calls import Event, Finished, RolloutState, RunState, Step
-from relax_sdk.client.sync import Client, RemoteRun, RemoteSession, Rollout, attach
+from relax_sdk.client.rollouts import AsyncRollout, Rollout, RolloutState
+from relax_sdk.client.runs import AsyncRemoteRun, RemoteRun, RunState
+from relax_sdk.client.service import AsyncClient, Client
+from relax_sdk.client.sessions import AsyncRemoteSession, Finished, RemoteSession, Step, attach
+from relax_sdk.client.transport import Event
 
 __all__ = [
     "AsyncClient",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from relax_sdk.client.calls import URL
+from relax_sdk.client.transport import URL
 from relax_sdk.errors import ConfigError
 
 app = typer.Typer()
@@ -24,7 +24,7 @@ PREFIXES = {"s_": "sessions", "r_": "rollouts", "t_": "runs"}
 
 
 def _client(server: str, key: str | None) -> Any:
-    from relax_sdk.client.sync import Client
+    from relax_sdk.client import Client
 
     return Client(server, key)
 
@@ -32,10 +32,10 @@ def _client(server: str, key: str | None) -> Any:
 def _table(what: str, server: str, key: str | None) -> None:
     from rich.console import Console
 
-    from relax_sdk.client.calls import Call
+    from relax_sdk.client.transport import Call
 
     with _client(server, key) as client:
-        rows = client._send(Call("GET", f"/v1/{what}"))[what]
+        rows = client.transport.send(Call("GET", f"/v1/{what}"))[what]
     table = Table()
     for name in LISTS[what]:
         whole = name in ("id", "trajectory_id")  # they are there to be copied
@@ -59,9 +59,9 @@ def _whole_id(client: Any, kind: str, id: str) -> str:
     Raises:
         ConfigError: several ids begin like this.
     """
-    from relax_sdk.client.calls import Call
+    from relax_sdk.client.transport import Call
 
-    ids = [row["id"] for row in client._send(Call("GET", f"/v1/{kind}"))[kind]]
+    ids = [row["id"] for row in client.transport.send(Call("GET", f"/v1/{kind}"))[kind]]
     matching = [known for known in ids if known.startswith(id)]
     if id in matching or not matching:
         return id
@@ -95,12 +95,12 @@ def episode(
     key: Key = None,
 ) -> None:
     """Show an episode: what was said, the tokens of every turn, and the reward."""
-    from relax_sdk.client.calls import Call
+    from relax_sdk.client.transport import Call
 
     with _client(server, key) as client:
         if id.startswith("s_"):
             id = _whole_id(client, "sessions", id)
-            id = client._send(Call("GET", f"/v1/sessions/{id}"))["trajectory_id"]
+            id = client.transport.send(Call("GET", f"/v1/sessions/{id}"))["trajectory_id"]
         played = client.trajectory(id)
     typer.echo(f"{played.id}: {played.env}, task {played.task_index}, seed {played.seed}")
     for message in played.messages:
@@ -133,7 +133,7 @@ def follow(
         raise ConfigError(f"id = {id!r}; allowed: of a session (s_…), a rollout (r_…) or a run (t_…)")
     with _client(server, key) as client:
         id = _whole_id(client, kind, id)
-        for event in client._events(f"/v1/{kind}/{id}/events", 0):
+        for event in client.transport.events(f"/v1/{kind}/{id}/events", 0):
             values = (f"{name}={_short(value)}" for name, value in event.data.items() if value is not None)
             typer.echo(f"{event.kind}: {' '.join(values)}")
 

@@ -10,18 +10,19 @@ import threading
 from types import TracebackType
 from typing import Any, Self
 
-from relax_sdk.client.calls import URL
+from relax_sdk.client.transport import URL
 from relax_sdk.env import Env
 from relax_sdk.errors import RelaxError, ServiceError, ServiceUnavailable
 from relax_sdk.hosting.host import EnvHost, describe
 from relax_sdk.hosting.protocol import Hello, Refused, Welcome, encode, read_from_service
 from relax_sdk.registry import EnvSpec, get_spec
+from relax_sdk.retrying import retrying
 from relax_sdk.tasks import Tasks
 
 OPEN_SECONDS = 30.0
 """Seconds to connect, and to be welcomed."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
-"""Seconds before connecting again; doubled each time."""
+"""Seconds before connecting again: the first, and the longest."""
 GIVE_UP_SECONDS = 600.0
 """Seconds without a connection, after which the hosting ends."""
 LEAVE_SECONDS = 2.0
@@ -114,18 +115,17 @@ class Hosting:
     async def _serve(self) -> None:
         description = describe(self.spec)
         host = EnvHost(self.spec)
-        loop = asyncio.get_running_loop()
-        last, pause = loop.time(), FIRST_PAUSE
+
+        async def connected() -> None:
+            await self._connected(host, Hello(description, self._token))
+
         try:
             while True:
-                try:
-                    await self._connected(host, Hello(description, self._token))
-                    last, pause = loop.time(), FIRST_PAUSE
-                except _Lost as error:
-                    if not self._ready.done() or loop.time() - last > GIVE_UP_SECONDS:
-                        raise ServiceUnavailable(f"the rollout service at {self.url} cannot be reached ({error})") from error
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                patience = GIVE_UP_SECONDS if self._ready.done() else 0.0  # a service that is not there at first may never be
+                await retrying(_Lost, FIRST_PAUSE, longest_pause=LONGEST_PAUSE, seconds=patience)(connected)
+                await asyncio.sleep(FIRST_PAUSE)
+        except _Lost as error:
+            raise ServiceUnavailable(f"the rollout service at {self.url} cannot be reached ({error})") from error
         finally:
             await host.close()
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from relax_sdk.client import Client, Event
-from relax_sdk.client.sync import RemoteRun
+from relax_sdk.client import Client, Event, RemoteRun
 from relax_sdk.config import RunConfig, SamplingParams
 from relax_sdk.errors import ConfigError, RunError, ServiceError
 from relax_sdk.evaluation import Evaluation

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
@@ -112,76 +109,6 @@ def test_errors_are_the_service_s_words(service: Service) -> None:
             client.trajectory("a/b")
         with pytest.raises(relax.MediaError):
             client.put_media(relax.Image.from_bytes(b"x"))
-
-
-def test_a_service_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relax_sdk.client.sync.pause", lambda *_: 0.0)
-    with relax.Client("http://127.0.0.1:9") as client, pytest.raises(relax.ServiceUnavailable, match="relax serve"):
-        client.envs()
-
-
-@pytest.fixture
-def flaky() -> Iterator[tuple[str, list[str]]]:
-    """A server that is busy twice, then breaks a stream off twice; and what it was asked."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            asked.append(f"{self.path} {self.headers.get('Last-Event-ID', '')}".strip())
-            if self.path.endswith("/events"):
-                first = int(self.headers["Last-Event-ID"]) + 1
-                body = b"".join(
-                    f": ping\n\nid: {i}\nevent: {'finished' if i == 5 else 'group'}\ndata: {{}}\n\n: ping\n\n".encode()
-                    for i in range(first, min(first + 2, 6))
-                )
-                self.answer(200, body, "text/event-stream")
-            elif len(asked) < 3:
-                self.answer(503, b'{"error": {"message": "busy", "code": "busy"}}')
-            else:
-                self.answer(200, b'{"envs": [], "id": "r", "state": "running", "counts": {}, "error": null}')
-
-        do_POST = do_GET
-
-        def answer(self, status: int, body: bytes, kind: str = "application/json") -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-
-
-def test_what_is_safe_is_repeated(flaky, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relax_sdk.client.sync.pause", lambda *_: 0.0)
-    url, asked = flaky
-    with relax.Client(url) as client:
-        assert client.envs() == [] and len(asked) == 3
-
-
-def test_streams_go_on_where_they_broke_off(flaky, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relax_sdk.client.sync.pause", lambda *_: 0.0)
-    url, asked = flaky
-    with relax.Client(url) as client:
-        events = list(client.get_rollout("r").events())
-    assert [event.id for event in events] == [1, 2, 3, 4, 5] and events[-1].kind == "finished"
-    assert [line for line in asked if "events" in line] == [f"/v1/rollouts/r/events {n}" for n in (0, 2, 4)]
-
-
-async def test_streams_go_on_in_asyncio_too(flaky, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relax_sdk.client.aio.pause", lambda *_: 0.0)
-    url, asked = flaky
-    async with relax.AsyncClient(url) as client:
-        events = [event async for event in (await client.get_rollout("r")).events()]
-    assert [event.id for event in events] == [1, 2, 3, 4, 5] and events[-1].kind == "finished"
-    assert [line for line in asked if "events" in line] == [f"/v1/rollouts/r/events {n}" for n in (0, 2, 4)]
 
 
 def test_both_clients_have_the_same_names() -> None:

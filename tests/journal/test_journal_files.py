@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from relax_server.journal import open_journal
+from relax_server.journal import open_journal, sqlite
 from relax_server.journal.sql import SqlJournal
 from sample_groups import make_group
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
 from relax_sdk.errors import JournalError
 
@@ -192,3 +193,27 @@ def test_commits_are_durable_and_foreign_keys_hold(file: Path) -> None:
         }
     assert values == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
     journal.close()
+
+
+def test_a_new_file_that_another_process_is_opening_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, pauses = tmp_path / "journal.db", []
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("CREATE TABLE rows (id INTEGER)")
+    other.execute("BEGIN EXCLUSIVE")
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            other.execute("COMMIT")
+
+    monkeypatch.setattr("time.sleep", pause)
+    engine = sqlite.connect(path, busy_timeout=0.0)
+    with pytest.raises(OperationalError, match="locked"):
+        sqlite.prepare(engine, busy_timeout=0.0)
+    assert pauses == []
+    sqlite.prepare(engine, busy_timeout=30.0)
+    assert len(pauses) == 3
+    engine.dispose()
+    other.close()
+    with sqlite3.connect(path) as opened:
+        assert opened.execute("PRAGMA journal_mode").fetchone() == ("wal",)

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from relax_sdk.client import cli
-from relax_sdk.client.calls import Call, Event
+from relax_sdk.client.transport import Call, Event
 from relax_sdk.errors import ConfigError
 
 IDS = ["s_0123456789abcdef0123456789abcdef", "s_01ff456789abcdef0123456789abcdef"]
@@ -20,18 +20,19 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.followed: list[str] = []
+        self.transport = self
 
     def __enter__(self) -> FakeClient:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    def _send(self, call: Call) -> Any:
+    def send(self, call: Call) -> Any:
         error = "EnvError: it raised something that takes many words to say"
         row = {"env": "tone-v0", "state": "failed", "turns": 1, "trajectory_id": TRAJECTORY, "error": error}
         return {"sessions": [{"id": id} | row for id in IDS]}
 
-    def _events(self, path: str, after: int) -> list[Event]:
+    def events(self, path: str, after: int) -> list[Event]:
         self.followed.append(path)
         return []
 

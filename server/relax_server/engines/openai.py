@@ -50,10 +50,11 @@ class ChatClient:
         if tools:
             body["tools"] = list(tools)
         data, until = orjson.dumps(body), time.monotonic() + timeout
-        async for attempt in retrying(EngineUnavailable, FIRST_PAUSE, seconds=timeout):
-            with attempt:
-                return self._read(await self._post(data, until - time.monotonic()))
-        raise AssertionError("a loop of tries ends with an answer or an error")
+
+        async def once() -> AssistantMessage:
+            return self._read(await self._post(data, until - time.monotonic()))
+
+        return await retrying(EngineUnavailable, FIRST_PAUSE, seconds=timeout)(once)
 
     async def close(self) -> None:
         """Close connections."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,10 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from relax_sdk.errors import JournalError
+from relax_sdk.retrying import growing_pauses
 
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.1
+"""Seconds before a file that another process is opening is asked for again: the first, and the longest."""
 _BEGIN = "relax_begin"
 WRITE = {_BEGIN: "BEGIN IMMEDIATE"}
 """Execution options of a connection whose transactions write."""
@@ -56,16 +58,16 @@ def prepare(engine: Engine, busy_timeout: float) -> None:
     Raises:
         SQLAlchemyError: refused.
     """
-    deadline, pause = time.monotonic() + busy_timeout, threading.Event()
-    while True:
+    deadline = time.monotonic() + busy_timeout
+    for pause in growing_pauses(FIRST_PAUSE, LONGEST_PAUSE):
         try:
             with engine.connect().execution_options(**{_BEGIN: None}) as connection:
                 connection.exec_driver_sql("PRAGMA journal_mode = WAL")
                 return
         except OperationalError as error:
-            if not _code(error).startswith("SQLITE_BUSY") or time.monotonic() > deadline:
+            if not _code(error).startswith("SQLITE_BUSY") or time.monotonic() + pause > deadline:
                 raise
-        pause.wait(0.01)
+        time.sleep(pause)
 
 
 def explain(error: SQLAlchemyError, doing: str, name: str, busy_timeout: float) -> JournalError:

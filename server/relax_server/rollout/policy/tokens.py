@@ -15,6 +15,7 @@ from relax_sdk.config import SamplingParams
 from relax_sdk.errors import EngineAborted, EpisodeOver, TokenError
 from relax_sdk.media import Media, MediaKey
 from relax_sdk.messages import AssistantMessage, Message
+from relax_sdk.retrying import growing_pauses
 from relax_sdk.trajectory import Trajectory, Turn
 from relax_server.engines.base import GenerateRequest, Generation, MediaItem
 from relax_server.rollout.calls import Answer, CallOptions
@@ -26,7 +27,7 @@ from relax_server.rollout.recorder import RecordedPrompt, TokenRecorder
 from relax_server.rollout.rendering import Renderer
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
-"""Seconds before a turn that was aborted from outside is sent again; doubled each time."""
+"""Seconds before a turn that was aborted from outside is sent again: the first, and the longest."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class EnginePolicy(TokenPolicy):
             return_routed_experts=self._shared.routed_experts,
             alone=task.group_size == 1,
         )
-        pause, aborts, left = FIRST_PAUSE, 0, limit
+        pauses, aborts, left = growing_pauses(FIRST_PAUSE, LONGEST_PAUSE), 0, limit
         while True:
             await self._pass_gate()
             started = time.monotonic()
@@ -214,11 +215,10 @@ class EnginePolicy(TokenPolicy):
             if generation is not None and generation.finish_reason != "abort":
                 return Sampled(generation, engine, seconds, request.sampling)
             aborts += 1
-            left -= seconds + pause
+            left -= seconds + (pause := next(pauses))
             if left <= 0 or (listener is not None and listener.heard):
                 raise EngineAborted(f"the turn was aborted {aborts} times from outside within {limit:g} s")
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _pass_gate(self) -> None:
         gate = self._shared.gate
