@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -127,7 +127,7 @@ class Judge:
 
         try:
             async with asyncio.timeout(self.timeout):  # httpx limits each read, not the whole
-                response = await _client().post(url, json=body, headers=headers, timeout=self.timeout)
+                response = await (await _client()).post(url, json=body, headers=headers, timeout=self.timeout)
         except (httpx.TransportError, TimeoutError) as error:
             raise _Passing(f"{type(error).__name__} {error}".strip()) from error
         if response.is_success:
@@ -146,17 +146,29 @@ class _Passing(Exception):
         self.retry_after = retry_after
 
 
-_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, AsyncGenerator[None]]] = WeakKeyDictionary()
 
 
-def _client() -> httpx.AsyncClient:
-    """The client of all judges in this event loop: making one reads the certificates, and connections are kept."""
+async def _client() -> httpx.AsyncClient:
+    """The client of all judges in this event loop: making one reads the certificates, and connections are kept.
+
+    It is closed with the loop: `asyncio.run`, which ends every run, ends the loop's asynchronous generators.
+    """
     import httpx
 
     loop = asyncio.get_running_loop()
     if loop not in _clients:
-        _clients[loop] = httpx.AsyncClient(limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
-    return _clients[loop]
+        client = httpx.AsyncClient(limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
+        held = _held(client)
+        _clients[loop] = client, held
+        await anext(held)
+    return _clients[loop][0]
+
+
+async def _held(client: httpx.AsyncClient) -> AsyncGenerator[None]:
+    """Closes a client when it is ended."""
+    async with client:
+        yield
 
 
 def transcript(trajectory: Trajectory) -> str:

@@ -14,6 +14,9 @@ from relax_sdk.env import ResetResult, StepResult
 from relax_sdk.messages import AssistantMessage
 from relax_sdk.tools import call_tools
 
+CLOSE_SECONDS = 5.0
+"""For what the loop keeps, such as connections, to be closed."""
+
 
 class SyncEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """The wrapper that `gymnasium.make("relax/…")` puts around every environment.
@@ -25,6 +28,7 @@ class SyncEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Begin an episode; as `Env.reset`, but never a coroutine."""
@@ -40,9 +44,10 @@ class SyncEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def close(self) -> None:
         """Close the environment and end the event loop."""
         super().close()
-        if self._loop is not None:
+        if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._loop = None
+            self._thread.join(CLOSE_SECONDS)
+            self._loop = self._thread = None
 
     def _finish(self, result: Any) -> Any:
         return (
@@ -54,7 +59,8 @@ class SyncEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _own_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=_run, args=(self._loop,), name="relax-sync-env", daemon=True).start()
+            self._thread = threading.Thread(target=_run, args=(self._loop,), name="relax-sync-env", daemon=True)
+            self._thread.start()
         return self._loop
 
 
@@ -65,5 +71,6 @@ async def _await(result: Awaitable[Any]) -> Any:
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
+        loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
-from typing import Any
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any, ClassVar
 
+import gymnasium
+import httpx
 import pytest
 
 import relax_sdk as relax
 from relax_sdk.errors import ConfigError, RewardError
-from relax_sdk.judge import Judge, parse_score, transcript
+from relax_sdk.judge import Judge, _client, parse_score, transcript
 from relax_sdk.retrying import retrying
 from relax_sdk.rewards import Rubric, score
+from relax_sdk.sync_env import SyncEnv
 from relax_sdk.trajectory import Status, Trajectory, Turn
 
 from .fake_judge import fake_judge
@@ -82,6 +90,65 @@ def test_event_loops_have_connections_of_their_own(episode: Trajectory) -> None:
             return await judge(fake.url)(episode)
 
     assert [asyncio.run(ask()) for _ in range(2)] == [0.5, 0.5]
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    """The address of a judge that goes on answering when the event loop of a test has ended."""
+    started: Future[str] = Future()
+    stop: Future[asyncio.Event] = Future()
+
+    async def serve() -> None:
+        async with fake_judge("5") as fake:
+            ended = asyncio.Event()
+            stop.set_result(ended)
+            loops.append(asyncio.get_running_loop())
+            started.set_result(fake.url)
+            await ended.wait()
+
+    loops: list[asyncio.AbstractEventLoop] = []
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    yield started.result(10)
+    loops[0].call_soon_threadsafe(stop.result().set)
+    thread.join(10)
+
+
+def test_connections_are_closed_with_their_event_loop(episode: Trajectory, elsewhere: str) -> None:
+    clients: list[httpx.AsyncClient] = []
+
+    async def ask() -> None:
+        assert await judge(elsewhere)(episode) == 0.5
+        clients.append(await _client())
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        asyncio.run(ask())
+        closed = clients.pop().is_closed
+        gc.collect()
+    assert closed and [str(w.message) for w in caught if issubclass(w.category, ResourceWarning)] == []
+
+
+class Judged(gymnasium.Env[Any, Any]):
+    """Asks a judge within `step`."""
+
+    clients: ClassVar[list[httpx.AsyncClient]] = []
+
+    def __init__(self, url: str, episode: Trajectory) -> None:
+        self.url, self.episode = url, episode
+
+    async def step(self, action: Any) -> Any:
+        reward = await judge(self.url)(self.episode)
+        self.clients.append(await _client())
+        return None, reward, True, False, {}
+
+
+def test_connections_are_closed_with_an_environment_of_plain_gymnasium(episode: Trajectory, elsewhere: str) -> None:
+    env = SyncEnv(Judged(elsewhere, episode))
+    assert env.step(relax.AssistantMessage())[1] == 0.5
+    env.close()
+    (client,) = Judged.clients
+    assert client.is_closed
 
 
 async def test_a_server_that_asks_to_wait_is_waited_for(episode: Trajectory, monkeypatch: pytest.MonkeyPatch) -> None:
