@@ -70,7 +70,7 @@ GROUPS, LIMIT = 8, 180.0
 """Groups a step; seconds to wait for anything."""
 CASES = {
     "plain": (),
-    "routes": ("training.replay_routes=true", "algorithm.kl_coef=0.03", "warmup.steps=5"),
+    "routes": ("training.replay_routes=true", "algorithm.kl_coef=0.03", "warmup.steps=60"),
 }
 """Settings of a run beside those that all have."""
 CUT = 5.0

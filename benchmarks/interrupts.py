@@ -31,7 +31,7 @@ from benchmarks.report import save
 
 GROUPS, LIMIT = 4, 300.0
 """Groups a step; seconds to wait for anything."""
-SETTINGS = (f"rollout.groups_per_step={GROUPS}", "rollout.group_size=4", "warmup.steps=20", "eval.every=3", "eval.limit=64")
+SETTINGS = (f"rollout.groups_per_step={GROUPS}", "rollout.group_size=4", "warmup.steps=100", "eval.every=3", "eval.limit=64")
 MAIN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from relax_sdk.cli import main; main()"
 """`relax`; a shell begins what runs in the background with SIGINT ignored."""
 
@@ -40,7 +40,8 @@ class Going:
     """A run under way, fresh or resumed; what it says is kept."""
 
     def __init__(self, env: str, folder: Path, steps: int = 100_000) -> None:
-        self.folder, self.began, self.stage = folder, time.monotonic(), "starting"
+        self.folder, self.began, self.heard = folder, time.monotonic(), "starting"
+        self.done_before = self.steps
         self.lines: list[str] = []
         words = [env, "--folder", str(folder), *(word for setting in SETTINGS for word in ("--set", setting))]
         if (folder / "config.json").exists():
@@ -54,12 +55,18 @@ class Going:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line.rstrip())
-            for word, stage in (("warming up", "warm-up"), ("first groups", "first groups"), (" step ", "training")):
-                if word in line and "stopping" not in line:
-                    self.stage = stage
+            for word, stage in (("warming up", "warm-up"), ("first groups", "first groups")):
+                if word in line:
+                    self.heard = stage
+
+    @property
+    def stage(self) -> str:
+        """What it is doing: what it said last, until it has made a step."""
+        return "training" if self.steps > self.done_before else self.heard
 
     @property
     def steps(self) -> int:
+        """Steps that the folder has figures of."""
         return len(relax.Run.load(self.folder).metrics) if (self.folder / "metrics.jsonl").exists() else 0
 
     def until_step(self, step: int) -> None:
