@@ -403,3 +403,15 @@ def test_ctrl_c_can_be_resumed_and_a_program_that_is_killed_leaves_nothing(tmp_p
     )
     owners = {p.pid for p in family}
     wait_until(lambda: not [p for p in Path("/dev/shm").glob("relax-*") if int(p.name.split("-")[1]) in owners], 20)
+
+
+@pytest.mark.nightly
+def test_sigterm_to_the_program_alone_ends_a_run_with_a_checkpoint(tmp_path):
+    folder = tmp_path / "run"
+    with script(str(folder)) as process:  # Ray takes SIGTERM for itself in whoever connects to it, and would leave at once
+        wait_until(lambda: RunLayout(folder).checkpoints()[1:], 120)
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=60)[1]
+    assert "stopping after the step in progress" in said and "stopped at step" in said, said
+    last = relax.Run.load(folder).metrics[-1]["step"]
+    assert RunLayout(folder).checkpoints()[-1].name == f"step_{last:06d}"
