@@ -1,5 +1,6 @@
 """The tutorials run from top to bottom, in a kernel whose event loop is running, and show what they promise."""
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -35,6 +36,9 @@ def test_committed_notebooks_were_executed(path):
     assert counts == list(range(1, len(counts) + 1)), "run it from top to bottom and save it"
     assert not [out for out in outputs(notebook) if out.output_type == "error"]
     assert "image/png" in mime_types(notebook) and "<audio" in html(notebook)
+    printed = "".join(out.text for out in outputs(notebook) if out.output_type == "stream")
+    assert "done: runs/" in printed and "done: /" not in printed
+    assert len(set(re.findall(r"said '(\w)'", printed))) != 1, "show answers of which not all are the same letter"
 
 
 @pytest.mark.timeout(1500)
