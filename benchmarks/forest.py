@@ -65,11 +65,11 @@ class Bench:
 
     def __init__(self, model: str) -> None:
         from relax_server.models.catalog import resolve_model
-        from relax_server.training.policy import Policy
+        from relax_server.training.policy import PolicyModel
 
         from relax_sdk.config import AlgorithmConfig, OptimizerConfig, TrainingConfig
 
-        self.policy = Policy(
+        self.policy = PolicyModel(
             resolve_model(model),
             algorithm=AlgorithmConfig(entropy_coef=0.01),
             optimizer=OptimizerConfig(lr=1e-12),

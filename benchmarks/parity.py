@@ -241,12 +241,12 @@ def main() -> None:
         samples = asyncio.run(sample_all(folder, store, args))
         hf = {dtype: reference(folder, store, samples, dtype) for dtype in ("float32", "bfloat16")}
 
-        from relax_server.training.policy import Policy  # patches torch for this process: after transformers has run
+        from relax_server.training.policy import PolicyModel  # patches torch for this process: after transformers has run
 
         def policy(case: Case) -> Any:
             training = relax.TrainingConfig(dtype=case.dtype)
             configs: dict[str, Any] = dict(algorithm=relax.AlgorithmConfig(), optimizer=relax.OptimizerConfig())
-            return Policy(folder, total_steps=1, seed=0, sampling=case.sampling, training=training, **configs)
+            return PolicyModel(folder, total_steps=1, seed=0, sampling=case.sampling, training=training, **configs)
 
         rows: list[dict[str, Any]] = []
         for sampling, dtype in dict.fromkeys((case.sampling, case.dtype) for case in CASES):

@@ -14,7 +14,7 @@ from relax_sdk.runtime import Job
 
 
 class Started:
-    """A host that remembers what it is to start."""
+    """A placement that remembers what it is to start."""
 
     def engine(self, kind: str, model_path: Path, log_path: Path, settings: Any, **more: Any) -> tuple[Path, Any, Any]:
         return log_path, settings, more

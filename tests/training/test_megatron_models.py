@@ -83,7 +83,7 @@ def round_trip(path: Path) -> dict[str, Any]:
     cls = Qwen3OmniMoeThinkerForConditionalGeneration if is_omni else AutoModelForCausalLM
     memory = cls.from_pretrained(path).state_dict()
     names = [n for n, _ in loaded.model.named_parameters()]
-    links = hf.model_links(loaded.hf_config, hf.Layout.of(memory, "memory"), names)
+    links = hf.model_links(loaded.hf_config, hf.TensorNames.of(memory, "memory"), names)
     with torch.no_grad():
         for parameter in loaded.model.parameters():
             parameter.zero_()

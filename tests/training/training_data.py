@@ -202,7 +202,7 @@ def make_policy(
     **settings: Any,
 ) -> Any:
     """A policy; `settings` go to the configuration that has a field of the name. Others suit random weights."""
-    from relax_server.training.policy import Policy
+    from relax_server.training.policy import PolicyModel
 
     settings = {"lr": 5e-4, "entropy_coef": 0.01} | settings
     configs: dict[str, Any] = dict(algorithm=AlgorithmConfig, optimizer=OptimizerConfig, training=TrainingConfig)
@@ -211,7 +211,7 @@ def make_policy(
         for key, cls in configs.items()
     }
     path = name if isinstance(name, Path) else resolve_model(name)
-    return Policy(path, total_steps=total_steps, seed=0, sampling=sampling, own_reference=own_reference, **parts)
+    return PolicyModel(path, total_steps=total_steps, seed=0, sampling=sampling, own_reference=own_reference, **parts)
 
 
 def parameters(policy: Any) -> dict[str, np.ndarray]:

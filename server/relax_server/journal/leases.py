@@ -16,7 +16,7 @@ CHUNK = 1000
 
 
 @dataclass(frozen=True)
-class Claim:
+class LeaseRequest:
     """A request for leases: by whom, when, and how old a group may be."""
 
     run: str
@@ -65,21 +65,21 @@ _COUNT_STATES = select(_g.state, func.count()).where(_g.run == bindparam("the_ru
 _COUNT_ENDED = select(func.count()).where(_leased, _g.lease_expires <= bindparam("now"))
 
 
-def anything_to_do(connection: Connection, claim: Claim, n: int) -> bool:
+def anything_to_do(connection: Connection, asked: LeaseRequest, n: int) -> bool:
     """Whether `take` would change anything; costs a reader no lock, so that waiting consumers may ask often."""
-    enough, outdated = connection.execute(_PROBE, claim.binds() | {"n": n}).one()
+    enough, outdated = connection.execute(_PROBE, asked.binds() | {"n": n}).one()
     return bool(enough or outdated)
 
 
-def take(connection: Connection, claim: Claim, n: int, ttl: float) -> tuple[list[Row[*tuple[Any, ...]]], int]:
+def take(connection: Connection, asked: LeaseRequest, n: int, ttl: float) -> tuple[list[Row[*tuple[Any, ...]]], int]:
     """Lease the `n` oldest groups that are free and fresh, or none.
 
     Returns:
         Rows of (id, version_min, data) in order of commit, and how many groups were dropped as stale.
     """
-    connection.execute(_SHORTEN, claim.binds())
-    dropped = connection.execute(_DROP, claim.binds()).rowcount
-    binds = claim.binds() | {"n": n}
+    connection.execute(_SHORTEN, asked.binds())
+    dropped = connection.execute(_DROP, asked.binds()).rowcount
+    binds = asked.binds() | {"n": n}
     free = sorted(seq for query in (_OLDEST_READY, _OLDEST_LAPSED) for seq in connection.scalars(query, binds))[:n]
     if len(free) < n:
         return [], dropped
@@ -89,9 +89,9 @@ def take(connection: Connection, claim: Claim, n: int, ttl: float) -> tuple[list
             .where(_g.seq.in_(part))
             .values(
                 state=GroupState.LEASED,
-                consumer=claim.consumer,
-                session=claim.session,
-                lease_expires=claim.now + ttl,
+                consumer=asked.consumer,
+                session=asked.session,
+                lease_expires=asked.now + ttl,
                 lease_ttl=ttl,
             )
         )

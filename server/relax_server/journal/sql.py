@@ -98,14 +98,14 @@ class SqlJournal:
         if n < 1 or max_staleness < 0 or not 0 < ttl < math.inf:
             given = f"lease(n={n}, max_staleness={max_staleness}, ttl={ttl})"
             raise ConfigError(f"{given}; allowed: n 1 or more, max_staleness 0 or more, ttl above 0 seconds")
-        claim = leases.Claim(run, consumer, self._session, self._clock(), version - max_staleness)
+        asked = leases.LeaseRequest(run, consumer, self._session, self._clock(), version - max_staleness)
         with self.reading("lease groups") as connection:
-            if not leases.anything_to_do(connection, claim, n):
+            if not leases.anything_to_do(connection, asked, n):
                 return LeaseResult([], 0)
         with self._leasing("lease groups", run) as connection:
-            rows, dropped = leases.take(connection, claim, n, ttl)
+            rows, dropped = leases.take(connection, asked, n, ttl)
         try:
-            leased = [Lease(unpack(row.data, row.id), row.version_min, claim.now + ttl) for row in rows]
+            leased = [Lease(unpack(row.data, row.id), row.version_min, asked.now + ttl) for row in rows]
         except JournalError:
             with self._leasing("give back leases", run) as connection:
                 leases.give_back(connection, [row.id for row in rows], run, consumer)

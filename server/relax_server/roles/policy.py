@@ -38,7 +38,7 @@ from relax_server.roles.messages import (
 from relax_server.roles.poison import POISON, check_bearable, poisoned
 from relax_server.timeline import Timeline
 from relax_server.training.group_fields import ADVANTAGES_FIELD, REF_LOG_PROBS, Given, field_names
-from relax_server.training.policy import Policy
+from relax_server.training.policy import PolicyModel
 
 if TYPE_CHECKING:
     from relax_server.bus.field_queue import FieldQueue
@@ -70,7 +70,7 @@ def run_policy(channel: Outlet, inbox: queue.SimpleQueue[Any], first: StartPolic
 
 
 class PolicyRole:
-    """A `Policy` between the bus and the folder its weights go to."""
+    """A `PolicyModel` between the bus and the folder its weights go to."""
 
     def __init__(self, channel: Outlet, inbox: queue.SimpleQueue[Any], first: StartPolicy) -> None:
         self.channel, self.inbox, self.start = channel, inbox, first
@@ -80,7 +80,7 @@ class PolicyRole:
         self.journal = open_journal(first.journal or self.layout.journal, claim=first.claim)
         ahead = (config.batches_ahead + 1) * config.rollout.groups_per_step  # all that the rollout may be ahead
         self.bus = open_bus(config.bus, self.journal, first.run, CONSUMER, ttl=LEASE_SECONDS, ahead=ahead)
-        self.policy = Policy(
+        self.policy = PolicyModel(
             first.model_path,
             algorithm=config.algorithm,
             optimizer=config.optimizer,

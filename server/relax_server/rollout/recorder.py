@@ -35,7 +35,7 @@ class RecordedPrompt:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PromptPlan:
     """The way to make a prompt: tokens that were recorded, and a piece that is new."""
 
     messages: list[Message]
@@ -115,7 +115,9 @@ class TokenRecorder:
         self._answered: dict[int, _Call] = {}
         """The call that each conversation was answered by."""
 
-    def plan(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None, tools_key: str = "") -> Plan:
+    def plan(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None, tools_key: str = ""
+    ) -> PromptPlan:
         """Find out what is recorded of a conversation, and render the rest.
 
         Args:
@@ -139,17 +141,17 @@ class TokenRecorder:
         path = self._known.walk(tools_key, messages)
         again = self._prompts.get(path[-1]) if len(path) == len(messages) else None
         if again is not None:
-            return Plan(messages, again.prompt.ids, again.turn.prompt_ids, again.prompt.media, None, tools, tools_key)
+            return PromptPlan(messages, again.prompt.ids, again.turn.prompt_ids, again.prompt.media, None, tools, tools_key)
         for n in range(len(path), 0, -1):
             call = self._answered.get(path[n - 1])
             if call is not None and n < len(messages):
                 piece = self.renderer.append(messages[n:], call.closed)
                 ids = call.prompt.ids + call.turn.response_ids
                 expanded = call.turn.prompt_ids + call.turn.response_ids
-                return Plan(messages, ids, expanded, call.prompt.media, piece, tools, tools_key)
-        return Plan(messages, [], [], [], self.renderer.prompt(messages, tools, tools_key), tools, tools_key)
+                return PromptPlan(messages, ids, expanded, call.prompt.media, piece, tools, tools_key)
+        return PromptPlan(messages, [], [], [], self.renderer.prompt(messages, tools, tools_key), tools, tools_key)
 
-    def prompt(self, plan: Plan, features: Sequence[MediaFeatures]) -> RecordedPrompt:
+    def prompt(self, plan: PromptPlan, features: Sequence[MediaFeatures]) -> RecordedPrompt:
         """The ids of a planned prompt.
 
         Args:
@@ -208,7 +210,7 @@ class TokenRecorder:
         self.turns.append(turn)
         return turn
 
-    def answer(self, plan: Plan, prompt: RecordedPrompt, turn: Turn, shown: Shown | None = None) -> AssistantMessage:
+    def answer(self, plan: PromptPlan, prompt: RecordedPrompt, turn: Turn, shown: Shown | None = None) -> AssistantMessage:
         """The recorded turn as a message; a conversation that goes on from it reuses its tokens.
 
         The turn's `unreadable_calls` are counted here, where its tools are known.

@@ -24,7 +24,7 @@ GROW_AFTER = 0.005
 """Seconds that calls wait before the number of threads is doubled."""
 
 
-class Job:
+class ThreadCall:
     """One call on its way through a thread."""
 
     __slots__ = (
@@ -90,8 +90,8 @@ class CallThreads:
         self.stuck = 0
         """Given-up calls whose thread has still not come back."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._finished: deque[Job] = deque()
+        self._jobs: SimpleQueue[ThreadCall | None] = SimpleQueue()
+        self._finished: deque[ThreadCall] = deque()
         self._waking = False
         self._threads = 0
         self._open = 0
@@ -100,7 +100,7 @@ class CallThreads:
 
     def submit(
         self, function: Callable[..., Any], *arguments: Any, limit: float, orphaned: Callable[[], Any] | None = None
-    ) -> Job:
+    ) -> ThreadCall:
         """Hand a call to a thread; await `job.future` for its value.
 
         The future raises what the function raised, or `EpisodeTimeout` when it ran longer than `limit` seconds; waiting for
@@ -116,7 +116,7 @@ class CallThreads:
             raise RuntimeError(f"the {self.name} threads are closed")
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        job = Job(function, arguments, limit, self._loop.create_future(), orphaned)
+        job = ThreadCall(function, arguments, limit, self._loop.create_future(), orphaned)
         job.timer = self._loop.call_later(limit, self._check, job)
         self._open += 1
         if self._open > self._threads:
@@ -128,7 +128,7 @@ class CallThreads:
         """`submit` and wait."""
         return await self.submit(function, *arguments, limit=limit).future
 
-    def give_up(self, job: Job) -> bool:
+    def give_up(self, job: ThreadCall) -> bool:
         """Wait no longer for a call; if it is running, another thread takes the place of its own.
 
         Returns:
@@ -178,7 +178,7 @@ class CallThreads:
         self._threads += 1
         threading.Thread(target=self._work, name=self.name, daemon=True).start()
 
-    def _check(self, job: Job) -> None:
+    def _check(self, job: ThreadCall) -> None:
         """Give a call up if it has been running for its limit; look again later if it waited for its thread."""
         assert self._loop is not None
         now = time.monotonic()

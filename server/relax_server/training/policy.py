@@ -31,7 +31,7 @@ MAY_CHANGE = ("lr", "warmup_steps", "decay", "min_lr_ratio", "clip_grad")
 """Settings of the optimizer that may be others where a run goes on."""
 
 
-class Policy(LogprobModel):
+class PolicyModel(LogprobModel):
     """A model, its optimizer and the algorithm that trains it.
 
     Args:

@@ -50,7 +50,7 @@ class Bucket:
 
 
 @dataclass
-class Layout:
+class BatchLayout:
     """Where the tokens of one forward are written and what each of them attends."""
 
     slots: torch.Tensor
@@ -64,7 +64,7 @@ def order_spans(spans: list[Span]) -> list[int]:
     return sorted(range(len(spans)), key=lambda i: (spans[i].n > 1, -spans[i].n, -spans[i].start))
 
 
-def plan(spans: list[Span], table: np.ndarray, pool: KVPool, groups: int) -> Layout:
+def plan(spans: list[Span], table: np.ndarray, pool: KVPool, groups: int) -> BatchLayout:
     """Lay out spans that are in the order of `order_spans`.
 
     Args:
@@ -87,7 +87,7 @@ def plan(spans: list[Span], table: np.ndarray, pool: KVPool, groups: int) -> Lay
         n_tokens = int(counts[a:b].sum())
         buckets.append(_chunk_bucket(at, n_tokens, rows[a:b], starts[a:b], counts[a:b], table, groups))
         at += n_tokens
-    return Layout(torch.from_numpy(np.concatenate(slots)), buckets, pool)
+    return BatchLayout(torch.from_numpy(np.concatenate(slots)), buckets, pool)
 
 
 def _similar(ends: np.ndarray) -> list[tuple[int, int]]:
@@ -158,7 +158,7 @@ def pool_attention(
     scaling: float,
     dropout: float = 0.0,
     *,
-    layout: Layout,
+    layout: BatchLayout,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The function transformers calls in every layer.

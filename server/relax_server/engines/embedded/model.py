@@ -77,7 +77,7 @@ class ModelRunner:
             raise ConfigError(f"{path}: --return-routed-experts, but {hf_config.model_type} has no experts")
         if record_routes:
             self._record_routes()
-        self._layout: attention.Layout | None = None
+        self._layout: attention.BatchLayout | None = None
         self._shapes: dict[str, torch.Size] = {}
         weights.assign(self.model, read_weights(path))  # what cannot be updated later is refused now
 
@@ -87,7 +87,7 @@ class ModelRunner:
     # ----------------------------------------------------------------------------------------------------- forward
 
     def forward(
-        self, ids: np.ndarray, positions: np.ndarray, layout: attention.Layout, media: Sequence[MediaRows]
+        self, ids: np.ndarray, positions: np.ndarray, layout: attention.BatchLayout, media: Sequence[MediaRows]
     ) -> torch.Tensor:
         """One pass over a flattened batch.
 

@@ -32,7 +32,7 @@ class Sampling:
 
 
 @dataclass
-class Sampled:
+class SampledTokens:
     """One new token per row."""
 
     tokens: list[int]
@@ -62,7 +62,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 def sample(
     logits: torch.Tensor, params: Sequence[Sampling], seeds: np.ndarray, indices: np.ndarray, banned: torch.Tensor
-) -> Sampled:
+) -> SampledTokens:
     """Sample one token per row.
 
     The logprob is that of the distribution that is sampled from: softmax((logits + bias) / temperature) with banned ids at
@@ -104,7 +104,7 @@ def sample(
     if greedy.any():
         tokens[torch.from_numpy(greedy), 0] = logits[torch.from_numpy(greedy)].argmax(-1)
     chosen = logprobs.gather(1, tokens)[:, 0]
-    return Sampled(tokens[:, 0].tolist(), chosen.tolist(), _top(logprobs, params))
+    return SampledTokens(tokens[:, 0].tolist(), chosen.tolist(), _top(logprobs, params))
 
 
 def _kept(probs: torch.Tensor, params: Sequence[Sampling]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from relax_server.engines.embedded.batch import Work, build
 from relax_server.engines.embedded.core import Finish, Sequence, Stats
 from relax_server.engines.embedded.model import EmbeddingCache, ModelRunner
 from relax_server.engines.embedded.prefix_tree import PrefixTree
-from relax_server.engines.embedded.sampling import Sampled, sample
+from relax_server.engines.embedded.sampling import SampledTokens, sample
 
 RESERVE = 8
 """KV slots kept free per running sequence when another is admitted, so that it is not retracted at once."""
@@ -139,7 +139,7 @@ class Scheduler:
         self.stats.steps += 1
         self.stats.step_seconds += time.perf_counter() - began
 
-    def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> Sampled:
+    def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> SampledTokens:
         n = len(sequences)
         seeds = np.fromiter((s.seed for s in sequences), np.uint64, n)
         indices = np.fromiter((len(s.out_ids) for s in sequences), np.uint64, n)
@@ -247,7 +247,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------------------ results
 
-    def _commit(self, sequences: list[Sequence], sampled: Sampled) -> None:
+    def _commit(self, sequences: list[Sequence], sampled: SampledTokens) -> None:
         version = self.weight_version
         self.stats.new_tokens += len(sequences)
         for i, (sequence, token, logprob) in enumerate(zip(sequences, sampled.tokens, sampled.logprobs, strict=True)):

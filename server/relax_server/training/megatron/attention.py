@@ -41,7 +41,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BlockPlan:
     """How one forest is cut into blocks."""
 
     buckets: tuple[Bucket, ...]
@@ -97,7 +97,7 @@ def _bucket(end: np.ndarray, blocks: Sequence[tuple[int, int, np.ndarray]]) -> t
 
 
 @functools.lru_cache(maxsize=8)  # a long trunk's mask takes tens of megabytes
-def _plan(end_bytes: bytes, device: str) -> Plan:
+def _plan(end_bytes: bytes, device: str) -> BlockPlan:
     end = np.frombuffer(end_bytes, np.int64)
     shapes: dict[tuple[int, int], list[tuple[int, int, np.ndarray]]] = {}
     for block in _blocks(end):
@@ -113,10 +113,10 @@ def _plan(end_bytes: bytes, device: str) -> Plan:
         offset += n * q
         tensors = (torch.from_numpy(x).to(device) for x in (queries.ravel(), keys.ravel(), seen[:, None]))
         buckets.append(Bucket(*tensors, n=n, q=q, k=k))
-    return Plan(tuple(buckets), torch.from_numpy(place).to(device))
+    return BlockPlan(tuple(buckets), torch.from_numpy(place).to(device))
 
 
-def plan(end: torch.Tensor) -> Plan:
+def plan(end: torch.Tensor) -> BlockPlan:
     """The blocks of a forest, cached by its contents.
 
     Args:

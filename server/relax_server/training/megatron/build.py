@@ -59,7 +59,7 @@ def load_model(
     model = build_model(hf_config, dtype=dtype, device=device, recompute=recompute)
     weights = read_weights(path)
     names = [name for name, _ in model.named_parameters()]
-    links = hf.model_links(hf_config, hf.Layout.of(weights, str(path)), names)
+    links = hf.model_links(hf_config, hf.TensorNames.of(weights, str(path)), names)
     load_weights(model, links, weights, str(path))
     return Loaded(model, hf_config, links)
 

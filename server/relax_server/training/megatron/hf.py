@@ -33,7 +33,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorNames:
     """How a Hugging Face state dict names its tensors."""
 
     text: str
@@ -46,7 +46,7 @@ class Layout:
     """Experts stacked in one tensor, as transformers holds them in memory, or one by one, as files hold them."""
 
     @classmethod
-    def of(cls, keys: Iterable[str], source: str) -> Layout:
+    def of(cls, keys: Iterable[str], source: str) -> TensorNames:
         """Find out from the keys themselves.
 
         Raises:
@@ -147,54 +147,54 @@ def _expert_links(c: Any, hf: str, megatron: str, fused: bool) -> list[Link]:
     return links
 
 
-def text_links(hf_config: Any, layout: Layout, prefix: str) -> list[Link]:
+def text_links(hf_config: Any, named: TensorNames, prefix: str) -> list[Link]:
     """Every parameter of the language model.
 
     Args:
         hf_config: the configuration of the whole model.
-        layout: names on the Hugging Face side.
+        named: names on the Hugging Face side.
         prefix: name of the Megatron `GPTModel` inside the model, for example `gpt.`.
     """
     c = text_config(hf_config)
     links = [
-        _one(f"{prefix}embedding.word_embeddings.weight", f"{layout.text}embed_tokens.weight"),
-        _one(f"{prefix}decoder.final_layernorm.weight", f"{layout.text}norm.weight"),
+        _one(f"{prefix}embedding.word_embeddings.weight", f"{named.text}embed_tokens.weight"),
+        _one(f"{prefix}decoder.final_layernorm.weight", f"{named.text}norm.weight"),
     ]
     if not hf_config.tie_word_embeddings:
-        if layout.head is None:
+        if named.head is None:
             raise ConfigError(f"{hf_config.model_type}: no lm_head.weight, but tie_word_embeddings is False")
-        links.append(_one(f"{prefix}output_layer.weight", layout.head))
+        links.append(_one(f"{prefix}output_layer.weight", named.head))
     for i, sparse in enumerate(moe_layers(c)):
-        hf, megatron = f"{layout.text}layers.{i}.", f"{prefix}decoder.layers.{i}."
+        hf, megatron = f"{named.text}layers.{i}.", f"{prefix}decoder.layers.{i}."
         links.append(_one(f"{megatron}input_layernorm.weight", f"{hf}input_layernorm.weight"))
         links.append(_one(f"{megatron}pre_mlp_layernorm.weight", f"{hf}post_attention_layernorm.weight"))
         links += _attention_links(c, hf, megatron)
         if sparse:
-            links += _expert_links(c, f"{hf}mlp.", f"{megatron}mlp.", layout.fused_experts)
+            links += _expert_links(c, f"{hf}mlp.", f"{megatron}mlp.", named.fused_experts)
         else:
             links += _mlp_links(f"{hf}mlp.", f"{megatron}mlp.")
     return links
 
 
-def model_links(hf_config: Any, layout: Layout, parameters: Sequence[str]) -> list[Link]:
+def model_links(hf_config: Any, named: TensorNames, parameters: Sequence[str]) -> list[Link]:
     """Every parameter of a text or omni model.
 
     Args:
         hf_config: the configuration of the whole model.
-        layout: names on the Hugging Face side.
+        named: names on the Hugging Face side.
         parameters: names on the Megatron side: `gpt.…`, and `visual.…` and `audio_tower.…` of an omni model.
 
     Raises:
         ConfigError: a tower has no weights on the Hugging Face side.
     """
-    links = text_links(hf_config, layout, "gpt.")
+    links = text_links(hf_config, named, "gpt.")
     for name in parameters:
         tower = re.match(r"(visual|audio_tower)\.", name)
         if tower is None:
             continue
-        if tower[1] not in layout.towers:
+        if tower[1] not in named.towers:
             raise ConfigError(f"{hf_config.model_type}: the weights have no {tower[1]}")
-        links.append(_one(name, layout.towers[tower[1]] + name[tower.end() :]))
+        links.append(_one(name, named.towers[tower[1]] + name[tower.end() :]))
     return links
 
 
