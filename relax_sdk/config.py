@@ -249,15 +249,23 @@ class RunConfig:
             raise ConfigError("autoscale.max_engines needs mode='async'; in mode='colocate' the trainer always waits")
         if self.engine_flags and self.engine == "embedded":
             raise ConfigError(f"engine_flags {list(self.engine_flags)} need engine='sglang' or 'vllm', whose own they are")
-        if self.engine == "sglang" and (self.sampling.top_p < 1 or self.sampling.top_k > 0):
+        self.check_engine(self.engine)
+        if self.mode == "colocate" and self.max_staleness != 0:
+            raise ConfigError(
+                f"mode='colocate' alternates generation and training, so max_staleness must be 0, got {self.max_staleness}"
+            )
+
+    def check_engine(self, kind: EngineKind) -> None:
+        """Refuse a kind of engine whose answers this run could not train on; the run's own, or one that is added to it.
+
+        Raises:
+            ConfigError: it cannot do what `sampling` asks for.
+        """
+        if kind == "sglang" and (self.sampling.top_p < 1 or self.sampling.top_k > 0):
             raise ConfigError(
                 f"sampling.top_p = {self.sampling.top_p}, top_k = {self.sampling.top_k} with engine='sglang': SGLang reports "
                 "logprobs from before this cut, which are not those of what it sampled; use sampling.temperature, or "
                 "engine='embedded' or 'vllm', which report them after it"
-            )
-        if self.mode == "colocate" and self.max_staleness != 0:
-            raise ConfigError(
-                f"mode='colocate' alternates generation and training, so max_staleness must be 0, got {self.max_staleness}"
             )
 
     def _check_algorithm(self) -> None:

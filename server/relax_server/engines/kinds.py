@@ -73,6 +73,23 @@ def connect(
     return HttpEngine(url, media_root, inline_media=inline_media)
 
 
+async def stated_kind(url: str) -> EngineKind | None:
+    """What a server says that it is; None where it does not say.
+
+    Raises:
+        EngineError: it does not answer.
+    """
+    engine = HttpEngine(url)
+    try:
+        info = await engine.server_info()
+    finally:
+        await engine.close()
+    for kind in PROCESSES:
+        if info.get("engine") == kind:
+            return kind
+    return "sglang" if "tp_size" in info else None  # it tells its settings in place of its name
+
+
 async def connect_running(url: str, inline_media: bool) -> HttpEngine:
     """A client of a server that somebody else started, whatever it is.
 
@@ -80,12 +97,10 @@ async def connect_running(url: str, inline_media: bool) -> HttpEngine:
         url: where.
         inline_media: send the bytes of media, as it cannot read our files.
     """
-    engine = HttpEngine(url, inline_media=inline_media)
     try:
-        kind = (await engine.server_info()).get("engine")
+        kind = await stated_kind(url)
     except EngineError:  # its health is asked for next
-        return engine
+        kind = "embedded"
     if kind == "embedded":
-        return engine
-    await engine.close()
+        return HttpEngine(url, inline_media=inline_media)
     return VllmEngine(url) if kind == "vllm" else SglangEngine(url, inline_media=inline_media)

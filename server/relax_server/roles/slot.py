@@ -12,7 +12,7 @@ from relax_sdk.config import EngineKind
 from relax_sdk.errors import EngineError
 from relax_sdk.runtime import Job
 from relax_server.engines.http import HttpEngine
-from relax_server.engines.kinds import connect
+from relax_server.engines.kinds import connect, stated_kind
 from relax_server.engines.settings import EngineSettings
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.placement import Engine, Placement
@@ -125,10 +125,18 @@ async def start(slot: EngineSlot, job: Job, model_path: Path) -> None:
 
     Raises:
         EngineUnavailable: it ended, or was not ready in time.
+        EngineError: what runs elsewhere is of another kind than was said.
         ConfigError: SGLang or vLLM is wanted and not installed, or cannot do here what the run wants.
     """
     if slot.process is not None:
         await slot.process.start(START_SECONDS[slot.kind])
+    else:
+        job.config.check_engine(slot.kind)
+        stated = await stated_kind(slot.url)
+        if stated not in (None, slot.kind):
+            raise EngineError(
+                f"{slot.url} is an engine of kind {stated!r}, and was added as {slot.kind!r}; add it again with kind={stated!r}"
+            )
     await slot.connect(RunLayout(job.folder).media, model_path)
 
 
