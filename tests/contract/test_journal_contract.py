@@ -532,6 +532,7 @@ def test_who_works_for_a_program_that_lost_the_run_leases_and_acks_no_more(open_
         lambda journal: journal.ack(["a"], RUN, "a", 1),
         lambda journal: journal.release(["a"], RUN, "a"),
         lambda journal: journal.drop(["a"], RUN, "a"),
+        lambda journal: journal.set_aside("a", RUN, "a", "a reason"),
         lambda journal: journal.restore(RUN, "a", 0),
     ):
         for journal in (old, nobodys):
