@@ -143,9 +143,8 @@ def long_run(env: str, steps: int) -> None:
 
 async def many_episodes(episodes: int) -> None:
     """The core of the rollout alone, and a trainer that has consumed every batch as soon as it is there."""
-    config = RunConfig(
-        env="bench-v0", max_staleness=0, rollout=RolloutConfig(groups_per_step=GROUPS, group_size=SIZE, concurrency=2048)
-    )
+    rollout = RolloutConfig(groups_per_step=GROUPS, group_size=SIZE, concurrency=2048)
+    config = RunConfig(env="bench-v0", max_staleness=0, steps=episodes // (GROUPS * SIZE) + 1, rollout=rollout)
     processor = Processor.load(resolve_model("relax/tiny-omni"))
     rows, x, y = list[dict[str, Any]](), list[float](), list[float]()
     with tempfile.TemporaryDirectory() as folder:

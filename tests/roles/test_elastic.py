@@ -110,7 +110,7 @@ async def test_an_engine_that_is_removed_while_it_starts_is_gone(shared):
     await shared.engine("early", "gone")
     assert not psutil.pid_exists(started) or psutil.Process(started).status() == psutil.STATUS_ZOMBIE
     fleet = shared.controller.engines
-    await shared.until(lambda: not fleet._loading.locked())
+    await shared.until(lambda: not fleet._weights._turn.locked())
     fleet.add("third")
     fleet.remove("third")
     assert shared.controller.sync.weights is not None

@@ -108,6 +108,20 @@ async def test_admission_never_exceeds_its_bound_and_always_reaches_it(bench, st
     await made.worker.close()
 
 
+async def test_no_more_groups_are_played_than_the_steps_of_the_run_need(bench):
+    made = bench(Ask, groups_per_step=2, run_config={"max_staleness": 3, "steps": 2})
+    running = asyncio.create_task(made.worker.run())
+    await until(lambda: made.worker.admission.committed == 4)
+    made.worker.update(consumed=2)
+    await until(lambda: not made.worker._changed.is_set())
+    made.worker.update(dropped=1)  # too old at its lease: another one is played
+    await until(lambda: made.worker.admission.committed == 5)
+    made.worker.update(consumed=4)
+    await made.worker.drain()
+    await running
+    assert made.journal.counts("run").ready == 5 and made.worker.admission.outstanding == 0
+
+
 async def test_a_restart_plays_what_is_missing_and_counts_what_is_unconsumed(bench):
     first = bench(Ask, groups_per_step=4, run_config={"max_staleness": 0})
     await play(first, 4)

@@ -95,7 +95,7 @@ class FieldRoles:
         """Kill what was not heard of for too long; its end is then an event like any other."""
         for name, until in list(self._silent_until.items()):
             if now > until and self._roles[name].alive():
-                self._warn(f"the {name} process said nothing for too long; restarting it")
+                self._warn(f"the {name} process said nothing for too long and is killed")
                 del self._silent_until[name]
                 self._roles[name].kill()
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from relax_sdk.config import EngineKind
-from relax_sdk.errors import ConfigError, EngineError, EngineFaulty, EngineUnavailable, RelaxError
+from relax_sdk.errors import ConfigError, EngineError, EngineUnavailable, RelaxError
 from relax_sdk.runtime import Job
 from relax_server.engines.addresses import check_address
+from relax_server.roles.fleet_weights import FleetWeights
 from relax_server.roles.placement import Placement
 from relax_server.roles.restarts import Restarts
 from relax_server.roles.slot import EngineSlot, SlotState, make_process, start
@@ -85,12 +86,7 @@ class EngineFleet:
         self.job, self.placement, self.model_path, self.restarts, self.features = job, placement, model_path, restarts, features
         self._stage, self._warn, self._changed, self._failed = stage, warn, changed, failed
         self._slots: dict[str, EngineSlot] = {}
-        self._weights: Path | None = None
-        self._version = 0
-        self._loads = 0
-        self._loading = asyncio.Lock()
-        """Held while weights are loaded or memory is given back: the engines that do so stay the same ones."""
-        self._released = False
+        self._weights = FleetWeights(self._in, self._lost)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -106,7 +102,7 @@ class EngineFleet:
     @property
     def version(self) -> int:
         """Version of the current weights."""
-        return self._version
+        return self._weights.version
 
     @property
     def infos(self) -> list[EngineInfo]:
@@ -266,31 +262,14 @@ class EngineFleet:
 
         An engine that is just joining sees that there are others, and loads them before it is used.
         """
-        async with self._loading:
-            self._weights, self._version, self._released = weights, version, False
-            self._loads += 1
-            await asyncio.gather(*(self._load_into(slot) for slot in self._in("current", "draining") if slot.started))
+        await self._weights.load(weights, version)
 
-    async def _load_into(self, slot: EngineSlot) -> None:
-        try:
-            await self._give(slot, self._weights, self._version)
-        except EngineError as error:
-            if slot.state == "current":
-                self._lost(slot, f"could not load version {self._version}: {error}")
-
-    async def _give(self, slot: EngineSlot, weights: Path | None, version: int) -> None:
-        if slot.released:
-            await slot.client.resume_memory()
-        await slot.client.update_weights(str(weights), version)
-        if slot.released:
-            await slot.client.resume()
-            slot.released = False
+    async def release(self) -> None:
+        """Colocate: the engines give their memory back until the next `load`."""
+        await self._weights.release()
 
     async def _join(self, slot: EngineSlot) -> None:
-        """Start an engine and give it the current weights, also if they become others meanwhile; then it is current.
-
-        Its first load takes long and holds up nobody. If there are other weights after it, they are loaded while the next ones
-        wait, so that an engine that needs longer than a training step joins, too.
+        """Start an engine, and let it into the pool with the current weights.
 
         Raises:
             EngineError: it cannot be had, or holds others after all.
@@ -298,49 +277,7 @@ class EngineFleet:
         """
         slot.state = "starting"
         await start(slot, self.job, self.model_path)
-        given, weights, version = self._loads, self._weights, self._version
-        if weights is not None:  # otherwise the run begins; `load` comes
-            try:
-                await self._give_checked(slot, weights, version)
-            except EngineUnavailable:
-                raise
-            except EngineError:
-                if given == self._loads:
-                    raise
-                given = -1  # the files were taken away for newer ones
-        async with self._loading:
-            if self._weights is not None:
-                if given != self._loads:
-                    await self._give_checked(slot, self._weights, self._version)
-                if self._released:
-                    await self._release(slot)
-            slot.state, slot.reason, slot.misses, slot.pause = "current", "", 0, 0.0
-
-    async def _give_checked(self, slot: EngineSlot, weights: Path, version: int) -> None:
-        """Load weights into an engine, and ask it which it has.
-
-        Raises:
-            EngineError: it did not load them.
-        """
-        await self._give(slot, weights, version)
-        stated = str((await slot.client.model_info()).get("weight_version"))
-        if stated != str(version):
-            raise EngineFaulty(f"{slot.url} says that it has weights of version {stated} after it loaded {version}")
-
-    async def release(self) -> None:
-        """Colocate: the engines give their memory back until the next `load`."""
-        async with self._loading:
-            self._released = True
-            for slot in self._in("current"):
-                try:
-                    await self._release(slot)
-                except EngineError as error:
-                    self._lost(slot, f"did not give its memory back: {error}")
-
-    async def _release(self, slot: EngineSlot) -> None:
-        await slot.client.pause("abort")  # all that can be in flight is a call that nobody waits for any more
-        await slot.client.release_memory()
-        slot.released = True
+        await self._weights.let_in(slot)
 
     # ------------------------------------------------------------------------------------------------------------- losses
 

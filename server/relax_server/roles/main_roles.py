@@ -15,10 +15,12 @@ from relax_server.roles.placement import Exchange, Placement
 from relax_server.roles.restarts import Restarts
 
 STEP_SECONDS = 900.0
-"""Seconds for one training step once its batch is taken; a trainer that takes longer is restarted."""
+"""Seconds for one training step once its batch is taken, and for a checkpoint; a trainer that takes longer is killed.
+
+It is then started again or, where the run is to stop, ends it: a stop waits no longer either."""
 
 SILENCE_SECONDS = 60.0
-"""A rollout process, or a trainer that waits for its batch, that says nothing for so long is restarted."""
+"""A rollout process, or a trainer that waits for its batch, that says nothing for so long is killed."""
 
 
 class RoleDied(RelaxError):
@@ -121,12 +123,12 @@ class MainRoles:
     def look_for_hangs(self, now: float) -> None:
         """Kill a role that was not heard of for too long; its end is then an event like any other."""
         if self._rollout_at is not None and now - self._rollout_at > SILENCE_SECONDS and self.rollout.alive():
-            self._warn(f"the rollout process said nothing for {SILENCE_SECONDS:.0f} s; restarting it")
+            self._warn(f"the rollout process said nothing for {SILENCE_SECONDS:.0f} s and is killed")
             self._rollout_at = None
             self.rollout.kill()
         limit = SILENCE_SECONDS if self._policy_waits else STEP_SECONDS
         if self._policy_at is not None and now - self._policy_at > limit and self.policy.alive():
-            self._warn(f"the trainer said nothing for {limit:.0f} s; restarting it")
+            self._warn(f"the trainer said nothing for {limit:.0f} s and is killed")
             self._policy_at = None
             self.policy.kill()
 

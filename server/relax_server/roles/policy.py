@@ -176,6 +176,7 @@ class PolicyRole:
             self.channel.send(done)
             if self.policy.step % config.training.checkpoint_every == 0 and self.policy.step < config.steps:
                 self.save(last=False)
+        self.channel.send(Beat(waiting=False))  # a `Stop` may have come while it waited
         self.save(last=True)
 
     def take(self) -> Batch | None:

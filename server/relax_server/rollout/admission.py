@@ -7,14 +7,18 @@ from dataclasses import dataclass
 
 @dataclass
 class Admission:
-    """A new train group starts only while `outstanding < (batches_ahead + 1) * groups_per_step`.
+    """A new train group starts only while `outstanding < limit`, which is `(batches_ahead + 1) * groups_per_step`.
 
     A group that starts then is in one of the next `batches_ahead + 1` batches. Each batch raises the weights' version by
     `updates_per_batch`, so that at its lease the group is at most `batches_ahead * updates_per_batch <= max_staleness` old.
+    Towards the end of a run the limit falls to what its last steps still need, so that no group is played for nothing; one
+    that fails or is dropped is replaced all the same.
     """
 
     batches_ahead: int
     groups_per_step: int
+    steps: int
+    """Training steps of the whole run."""
     in_flight: int = 0
     """Groups being played or written."""
     committed: int = 0
@@ -31,7 +35,8 @@ class Admission:
 
     @property
     def limit(self) -> int:
-        return (self.batches_ahead + 1) * self.groups_per_step
+        """Groups that may be outstanding."""
+        return min((self.batches_ahead + 1) * self.groups_per_step, self.steps * self.groups_per_step - self.consumed)
 
     @property
     def open(self) -> bool:

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from relax_sdk.config import SamplingParams
 from relax_sdk.errors import RunError
 from relax_sdk.evaluation import Evaluation, Played
 from relax_sdk.trajectory import Trajectory, mean_reward
 from relax_server.rollout.commits import Committer
 from relax_server.rollout.context import RolloutContext
 from relax_server.rollout.group import GroupResult, GroupTask, play_group
+from relax_server.rollout.rows import TaskRows
 
 OnPlayed = Callable[[Played], None]
 
@@ -53,15 +55,39 @@ class Evaluator:
 
     Args:
         context: shared by all episodes.
+        rows: of the environment.
         committer: of the run.
         count: told of usable trajectories.
     """
 
-    def __init__(self, context: RolloutContext, committer: Committer, count: Callable[[Sequence[Trajectory]], None]) -> None:
+    def __init__(
+        self, context: RolloutContext, rows: TaskRows, committer: Committer, count: Callable[[Sequence[Trajectory]], None]
+    ) -> None:
         self._context = context
+        self._rows = rows
+        self._reading = asyncio.Lock()
+        """Held by who reads a split: rows of a generator come one after another."""
         self._committer = committer
         self._count = count
         self._labels: Counter[str] = Counter()
+
+    async def tasks(self, split: str, limit: int, sampling: SamplingParams, seed: int) -> list[GroupTask]:
+        """One task for each of the first rows of a split; `play` makes their ids.
+
+        Args:
+            split: of the environment's tasks.
+            limit: rows at most.
+            sampling: of the answers.
+            seed: of the run.
+
+        Raises:
+            ConfigError: there is no such split.
+        """
+        n, config = self._rows.within(split, limit), self._context.config
+        policy = "retry_then_count" if config.on_failure == "retry" else "count"
+        async with self._reading:
+            rows = [await self._rows.row(split, index) for index in range(n)]
+        return [GroupTask("", split, i, row, 1, seed, sampling, policy, config.max_retries) for i, row in enumerate(rows)]
 
     async def play(self, label: str, tasks: Sequence[GroupTask], on_played: OnPlayed | None = None) -> EvalResult:
         """Play tasks, one episode each.

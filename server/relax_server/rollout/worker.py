@@ -14,18 +14,20 @@ from relax_sdk.media import MediaStore
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.registry import EnvSpec
 from relax_sdk.session import Agent
-from relax_sdk.tasks import TaskSplit, task_splits
+from relax_sdk.tasks import TaskSplit
 from relax_sdk.trajectory import Group, Status, Trajectory
 from relax_server.journal.base import Journal
 from relax_server.rollout.admission import Admission
 from relax_server.rollout.commits import Committer
 from relax_server.rollout.context import RolloutContext, default_agent
 from relax_server.rollout.evaluation import EvalResult, Evaluator, OnPlayed
+from relax_server.rollout.failed_groups import FailedGroups
 from relax_server.rollout.group import GroupResult, GroupTask, play_group
 from relax_server.rollout.media import MediaIntake
 from relax_server.rollout.policy import EnginePolicies
 from relax_server.rollout.pool import EnginePool
 from relax_server.rollout.rendering import Renderer
+from relax_server.rollout.rows import ROW_TIMEOUT, TaskRows
 from relax_server.rollout.stats import Rate, RolloutStats
 from relax_server.rollout.threads import CallThreads
 from relax_server.timeline import Timeline
@@ -35,12 +37,8 @@ if TYPE_CHECKING:
 
 ENV_THREADS = 256
 MEDIA_THREADS = 4
-ROW_TIMEOUT = 300.0
-"""Seconds for one row of the tasks; a streamed dataset may download first."""
 COMMIT_LANES = 10_000
 """First lane of the timeline for commits, below those of the groups."""
-FIRST_FAILURES = 8
-"""Groups that fail in the same way before any was usable, and end the run, or those of a batch where it has more."""
 STOP_TIMEOUT = 3.0
 """Seconds in which cancelled episodes must end."""
 
@@ -48,9 +46,9 @@ STOP_TIMEOUT = 3.0
 class RolloutWorker:
     """Plays the episodes of one run in one event loop.
 
-    `run()` plays train groups until `stop()`. `update` tells it what the trainer consumed; without that it stops at
-    `(batches_ahead + 1) * groups_per_step` groups (`RunConfig.batches_ahead`). `evaluate` and `generate` work with and
-    without `run()`.
+    `run()` plays train groups until `stop()`, as many as the run's steps need. `update` tells it what the trainer consumed;
+    without that it waits at `(batches_ahead + 1) * groups_per_step` groups (`RunConfig.batches_ahead`). `evaluate` and
+    `generate` work with and without `run()`.
 
     Args:
         spec: the environment.
@@ -95,10 +93,10 @@ class RolloutWorker:
         engines.updates_per_batch = config.algorithm.updates_per_batch
         self.version = 0
         self.timeline = timeline or Timeline(None, "rollout")
-        self.admission = Admission(config.batches_ahead, config.rollout.groups_per_step)
-        self._splits: dict[str, TaskSplit] = task_splits(spec.load_tasks())
+        self.admission = Admission(config.batches_ahead, config.rollout.groups_per_step, config.steps)
         self._threads = CallThreads("environment", ENV_THREADS)
         self._media_threads = CallThreads("media", MEDIA_THREADS)
+        self._rows = TaskRows(spec, self._media_threads)
         self._gate = asyncio.Event()
         self._gate.set()
         intake = MediaIntake(store, processor, self._media_threads, config.rollout.step_timeout)
@@ -121,14 +119,11 @@ class RolloutWorker:
         self._groups: set[asyncio.Task[None]] = set()
         self._stopping = self._draining = False
         self._error: BaseException | None = None
-        self._failed_in_a_row = 0
-        self._failures: set[str] = set()
-        """Kinds of errors that groups failed with."""
+        self._failed = FailedGroups(config.rollout)
         self._episodes, self._tokens = Rate(), Rate()
         self.warmup_played = self.warmup_episodes = 0
         """Episodes of the format warm-up that have ended, and how many there will be."""
-        self._eval_lock = asyncio.Lock()
-        self._evaluator = Evaluator(self.context, self._committer, self._count)
+        self._evaluator = Evaluator(self.context, self._rows, self._committer, self._count)
         self._calls = itertools.count()
 
     # ---------------------------------------------------------------------------------------------------- training
@@ -226,7 +221,7 @@ class RolloutWorker:
         self.admission.in_flight += 1
         self._idle.clear()
         try:
-            row = await self._row("train", index)
+            row = await self._rows.row("train", index)
         except BaseException as error:
             self._left()
             if isinstance(error, asyncio.CancelledError):
@@ -271,24 +266,13 @@ class RolloutWorker:
 
     def _account(self, result: GroupResult) -> None:
         if result.group is not None:
-            self._failed_in_a_row = 0
+            self._failed.usable()
             self._count(result.group.trajectories)
-            return
-        self._failed_in_a_row += 1
-        self._failures.add(_kind(result.error))
-        if self._failed_in_a_row >= self._most_failures and self._error is None:
+        elif self._failed.failed(result.error, bool(self.admission.committed)) and self._error is None:
             self._error = RunError(
-                f"run {self.run_name}: {self._failed_in_a_row} groups in a row had no usable episode; the last failure: "
+                f"run {self.run_name}: {self._failed.in_a_row} groups in a row had no usable episode; the last failure: "
                 f"{result.error or 'no response tokens'}. Mend the environment and resume the run"
             )
-
-    @property
-    def _most_failures(self) -> int:
-        """Groups in a row that may fail; few where no group of the run was ever usable, and all failed in the same way."""
-        rollout = self.config.rollout
-        if self.admission.committed or len(self._failures) > 1:
-            return rollout.max_failed_groups
-        return min(rollout.max_failed_groups, max(rollout.groups_per_step, FIRST_FAILURES))
 
     def _run_error(self, error: BaseException) -> RunError:
         what = str(error) if isinstance(error, RelaxError) else f"{type(error).__name__}: {error}"
@@ -321,23 +305,11 @@ class RolloutWorker:
             RunError: no episode was usable.
             JournalError: a group could not be written.
         """
-        if split not in self._splits:
-            raise ConfigError(f"{self.spec.id} has no {split!r} split; there are {', '.join(self._splits)}")
         sampling = replace(self.config.sampling, temperature=0.0) if greedy else self.config.sampling
         label = f"{split}/{self.version if step is None else step}" + ("" if greedy else "-sampled")
-        rows = self._splits[split]
-        n = limit or self.config.eval.limit
-        if rows.finite:
-            n = min(n, len(rows))
-        async with self._eval_lock:  # rows of a generator come one after another
-            tasks = [self._eval_task(split, index, await self._row(split, index), sampling) for index in range(n)]
-        with self.timeline.span(f"evaluation of {label}", tasks=n):
+        tasks = await self._evaluator.tasks(split, limit or self.config.eval.limit, sampling, self.config.seed)
+        with self.timeline.span(f"evaluation of {label}", tasks=len(tasks)):
             return await self._evaluator.play(label, tasks, on_played)
-
-    def _eval_task(self, split: str, index: int, row: dict[str, Any], sampling: SamplingParams) -> GroupTask:
-        rollout = self.config.rollout
-        policy = "retry_then_count" if rollout.on_failure == "retry" else "count"
-        return GroupTask("", split, index, row, 1, self.config.seed, sampling, policy, rollout.max_retries)
 
     # ------------------------------------------------------------------------------------------------------- by hand
 
@@ -360,7 +332,7 @@ class RolloutWorker:
             ConfigError: a row is not a mapping.
             EpisodeTimeout: a streamed dataset took too long.
         """
-        return await self._media_threads.call(self._splits["train"].peek, n, limit=ROW_TIMEOUT)
+        return await self._rows.first(n)
 
     # ------------------------------------------------------------------------------------------------------- display
 
@@ -378,7 +350,7 @@ class RolloutWorker:
     @property
     def splits(self) -> Mapping[str, TaskSplit]:
         """The tasks by split."""
-        return self._splits
+        return self._rows.splits
 
     def stats(self) -> RolloutStats:
         """A look at the worker now."""
@@ -396,7 +368,7 @@ class RolloutWorker:
             episodes_per_second=self._episodes.per_second,
             tokens_per_second=self._tokens.per_second,
             failures=dict(tally.failures),
-            failed_groups_in_a_row=self._failed_in_a_row,
+            failed_groups_in_a_row=self._failed.in_a_row,
             last_errors=list(tally.errors),
             threads_given_up=self._threads.abandoned + self._media_threads.abandoned,
             threads_stuck=self._threads.stuck + self._media_threads.stuck,
@@ -408,10 +380,6 @@ class RolloutWorker:
         )
 
     # ------------------------------------------------------------------------------------------------------- parts
-
-    async def _row(self, split: str, index: int) -> dict[str, Any]:
-        rows = self._splits[split]
-        return await self._media_threads.call(rows.row, index, limit=ROW_TIMEOUT)
 
     def _count(self, trajectories: Sequence[Trajectory]) -> None:
         self._episodes.add(len(trajectories))
@@ -432,9 +400,3 @@ class RolloutWorker:
             task.cancel()
         if self._groups:
             await asyncio.wait(self._groups, timeout=STOP_TIMEOUT)
-
-
-def _kind(error: str | None) -> str:
-    """The exception of an error and the line that raised it: what differs by task is left out."""
-    raised = (error or "no response tokens").rpartition("raised ")[2]
-    return f"{raised.partition(':')[0]} {raised.rpartition('(')[2]}"
