@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What one training step consumes."""
+class GroupBatch:
+    """Groups that one training step consumes."""
 
     groups: list[Group]
     version: int
@@ -37,11 +37,11 @@ class Bus(Protocol):
         """The queue where other roles put fields of the groups; None: no role does, groups come straight from the journal."""
         ...
 
-    def take(self, n: int, version: int, max_staleness: int, timeout: float) -> Batch | None:
+    def take(self, n: int, version: int, max_staleness: int, timeout: float) -> GroupBatch | None:
         """Wait for `n` groups that are fresh enough, and lease them; None when `timeout` seconds passed first."""
         ...
 
-    def give_back(self, batch: Batch) -> None:
+    def give_back(self, batch: GroupBatch) -> None:
         """Undo a take whose batch is not trained on: its groups are ready again."""
         ...
 

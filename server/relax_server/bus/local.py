@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from relax_sdk.errors import JournalError
 from relax_sdk.trajectory import Group
-from relax_server.bus.base import Batch
+from relax_server.bus.base import GroupBatch
 from relax_server.journal.base import Journal, LeaseResult
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.01
@@ -42,7 +42,7 @@ class LocalBus:
         """See `Bus.fields`: there are none."""
         return
 
-    def take(self, n: int, version: int, max_staleness: int, timeout: float) -> Batch | None:
+    def take(self, n: int, version: int, max_staleness: int, timeout: float) -> GroupBatch | None:
         """See `Bus.take`. The leases already held are renewed while it waits; groups dropped by a take that timed out are
         counted in the next batch.
 
@@ -78,7 +78,7 @@ class LocalBus:
             self._held.clear()
             return count
 
-    def give_back(self, batch: Batch) -> None:
+    def give_back(self, batch: GroupBatch) -> None:
         """See `Bus.give_back`; what the take dropped is counted in the next."""
         ids = [group.id for group in batch.groups]
         with self._lock:
@@ -138,12 +138,12 @@ class LocalBus:
         self._held.update(lease.group.id for lease in found.leases)
         return found
 
-    def _batch(self, groups: list[Group], version: int, waited: float) -> Batch:
+    def _batch(self, groups: list[Group], version: int, waited: float) -> GroupBatch:
         with self._lock:
             dropped, self._dropped = self._dropped, 0
             ready = self._ready()
         groups = in_order(groups)
-        return Batch(groups, version, staleness(groups, version), dropped, waited, ready)
+        return GroupBatch(groups, version, staleness(groups, version), dropped, waited, ready)
 
     def _ready(self) -> int:
         """Groups that could be taken at once."""

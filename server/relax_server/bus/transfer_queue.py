@@ -12,7 +12,7 @@ from dataclasses import replace
 from relax_sdk.errors import JournalError
 from relax_sdk.trajectory import Group
 from relax_server.bus.ahead import LeasesAhead
-from relax_server.bus.base import Batch
+from relax_server.bus.base import GroupBatch
 from relax_server.bus.field_queue import GROUP, QUEUE_NAME, FieldQueue, first_fields, partition_name
 from relax_server.bus.queue_actors import QueueActors, QueueFailed, obtain
 from relax_server.bus.queue_client import CHECK_SECONDS, QueueClient
@@ -91,7 +91,7 @@ class TransferQueueBus(FieldQueue):
 
     # -------------------------------------------------------------------------------------------------------------- the bus
 
-    def take(self, n: int, version: int, max_staleness: int, timeout: float) -> Batch | None:
+    def take(self, n: int, version: int, max_staleness: int, timeout: float) -> GroupBatch | None:
         """See `Bus.take`. Leases are renewed while it waits. A rebuild of the queue may add up to `repair_timeout` seconds.
 
         Raises:
@@ -113,7 +113,7 @@ class TransferQueueBus(FieldQueue):
             raise
         return replace(batch, groups=groups, waited=batch.waited + time.monotonic() - leased)
 
-    def give_back(self, batch: Batch) -> None:
+    def give_back(self, batch: GroupBatch) -> None:
         """See `Bus.give_back`; the groups leave the queue.
 
         Raises:

@@ -14,7 +14,7 @@ from relax_sdk.errors import RelaxError, TrainingError
 from relax_sdk.media import MediaRef, MediaStore
 from relax_sdk.trajectory import Group, Trajectory
 from relax_server.bus import open_bus
-from relax_server.bus.base import Batch
+from relax_server.bus.base import GroupBatch
 from relax_server.garbage import settle
 from relax_server.journal import open_journal
 from relax_server.roles.batch_figures import batch_figures
@@ -179,7 +179,7 @@ class PolicyRole:
         self.channel.send(Beat(waiting=False))  # a `Stop` may have come while it waited
         self.save(last=True)
 
-    def take(self) -> Batch | None:
+    def take(self) -> GroupBatch | None:
         """The next batch; None when a `Stop` came first."""
         config, waited = self.start.config, 0.0
         while True:
@@ -191,7 +191,7 @@ class PolicyRole:
             waited += POLL_SECONDS
         return dataclasses.replace(batch, waited=batch.waited + waited)
 
-    def take_fields(self, batch: Batch, fields: FieldQueue) -> Given | None:
+    def take_fields(self, batch: GroupBatch, fields: FieldQueue) -> Given | None:
         """Fields of a batch that other roles compute, once it is there; None when a `Stop` came first.
 
         Raises:
@@ -239,7 +239,7 @@ class PolicyRole:
             return isinstance(message, Continue)
         raise TrainingError(f"the controller did not free the devices within {CONTINUE_SECONDS:.0f} s")
 
-    def one_step(self, batch: Batch, given: Given | None, began: float, seconds_fields: float) -> StepDone:
+    def one_step(self, batch: GroupBatch, given: Given | None, began: float, seconds_fields: float) -> StepDone:
         """Train on one batch and put the new weights out."""
         taken = time.perf_counter()
         metrics: dict[str, Any] = dict(self.policy.train_step(batch.groups, self.media, batch.version, given))
@@ -267,7 +267,7 @@ class PolicyRole:
         metrics |= batch_figures(batch.groups, self.policy.step)
         return StepDone(self.policy.step, weights, metrics)
 
-    def set_poison_aside(self, batch: Batch, given: Given | None, error: RelaxError) -> None:
+    def set_poison_aside(self, batch: GroupBatch, given: Given | None, error: RelaxError) -> None:
         """Set aside the groups of a failed batch that fail alone too, and give back the others.
 
         Args:
