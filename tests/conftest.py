@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from pathlib import Path
 
 import check_selection as selection
 import pytest
@@ -18,6 +19,8 @@ RAY = {
     "test_transfer_queue_defects.py",
 }
 """They look at what is left of Ray on the whole machine, so that one worker has them all."""
+ENGINES = "contract/test_engine_"
+"""They share the engines, so that one worker has them all, too."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,7 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The tests of a file share its fixtures, and stay on one worker. First, as pytest-xdist reads the groups then."""
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("ray" if item.path.name in RAY else str(item.path)))
+        item.add_marker(pytest.mark.xdist_group(_group(item.path)))
+
+
+def _group(path: Path) -> str:
+    if path.name in RAY:
+        return "ray"
+    return str(path.parent) if ENGINES in path.as_posix() else str(path)
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")

@@ -51,7 +51,7 @@ class Reference:
         top_k: int = -1,
         top_p: float = 1.0,
     ) -> np.ndarray:
-        """Of each response token, float [len(response)], under transformers' own cuts."""
+        """The logprob of each response token, float [len(response)], under transformers' own cuts."""
         logits = self.logits([*prompt, *response], media)[len(prompt) - 1 : -1] / temperature
         cuts = [transformers.TopKLogitsWarper(top_k)] if top_k > 0 else []
         for cut in [*cuts, *([transformers.TopPLogitsWarper(top_p)] if top_p < 1 else [])]:

@@ -34,7 +34,7 @@ def test_a_test_is_near_through_the_modules_it_imports_and_its_own_helpers():
     assert selection.file_distance(here, {"tests/test_check_selection.py"}, {}) == 0
     assert selection.file_distance(here, {"tests/check_selection.py"}, {}) == 0
     assert selection.file_distance(here, {"tests/black_box.py"}, {}) is None
-    contract = here.parent / "contract" / "test_journal_contract.py"
+    contract = here.parent / "contract" / "test_journal_leases.py"
     assert selection.file_distance(contract, set(), {"relax_server.journal": 2}) == 3
 
 
