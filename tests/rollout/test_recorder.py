@@ -130,6 +130,31 @@ def test_rewritten_history_starts_a_new_sample_and_no_response_is_lost(turns, da
     assert [i for s in samples for i in trained(s)] == [i for _, ids in turns for i in ids]
 
 
+@pytest.mark.parametrize("sends_control_tokens", [True, False])
+def test_answers_of_equal_text_are_told_apart_by_their_control_tokens(sends_control_tokens):
+    """Where an agent leaves them out, as OpenAI's messages know no such field, the last of such answers is gone on from."""
+    recorder, asked = TokenRecorder(Renderer(OMNI)), [Message("user", (Text("think"),))]
+    text, marks = OMNI.tokenizer.encode("hm"), sorted(set(OMNI.answers.control) - set(OMNI.eos_ids) - set(OMNI.banned_ids))
+    answers = [[*text, EOS], [*text, marks[0], EOS], [*text, marks[1], EOS]]
+    shown = [call(recorder, asked, ids) for ids in answers]
+    assert {a.text for a in shown} == {"hm"} and [len(a.control_tokens) for a in shown] == [0, 1, 1]
+    for answer, ids in zip(shown, answers, strict=True):
+        sent = answer.to_openai()
+        if not sends_control_tokens:
+            sent.pop("control_tokens", None)
+            ids = answers[0]  # an answer without any is taken for itself first
+        plan = recorder.plan([*asked, Message.from_openai(sent), *asked])
+        assert plan.base_expanded[-len(ids) :] == ids
+    dropped = TokenRecorder(Renderer(OMNI))
+    for ids in answers[1:]:
+        call(dropped, asked, ids)
+    plan = dropped.plan([*asked, AssistantMessage(content=(Text("hm"),)), *asked])
+    assert plan.base_expanded[-len(answers[2]) :] == answers[2]
+    again = call(dropped, [*asked, AssistantMessage(content=(Text("hm"),)), *asked], answers[0])
+    plan = dropped.plan([*asked, AssistantMessage(content=(Text("hm"),)), *asked, again, *asked])
+    assert len(dropped.turns[-1].prompt_ids) < len(plan.base_expanded) == len(dropped.turns[-1].prompt_ids) + len(answers[0])
+
+
 def test_a_turn_counts_its_tool_calls_that_cannot_be_read():
     recorder = TokenRecorder(Renderer(OMNI))
     messages = [Message("user", (Text("call"),))]

@@ -63,17 +63,22 @@ class _Call:
 
 
 class _Conversations:
-    """Conversations that were seen, as a tree of messages: finding one takes as long as it is, however many there are."""
+    """Conversations that were seen, as a tree of messages: finding one takes as long as it is, however many there are.
+
+    An answer that comes back as it was given is found as itself; one that comes back without what OpenAI's messages cannot hold
+    is found as the last one that says the same.
+    """
 
     def __init__(self) -> None:
         self._next: dict[tuple[int | str, Any], int] = {}
+        self._plain: dict[tuple[int | str, Any], int] = {}
 
     def walk(self, tools_key: str, messages: Sequence[Message]) -> list[int]:
         """A number for each beginning of a conversation, as far as it is known."""
         path: list[int] = []
         at: int | str = tools_key
         for message in messages:
-            number = self._next.get((at, _meaning(message)))
+            number = self._find(at, message)
             if number is None:
                 break
             path.append(number)
@@ -81,13 +86,23 @@ class _Conversations:
         return path
 
     def add(self, tools_key: str, messages: Sequence[Message]) -> list[int]:
-        """The same, for a conversation that is known from now on."""
+        """The same, for a conversation that is known from now on; its last message is an answer as it is given."""
         path: list[int] = []
         at: int | str = tools_key
         for message in messages:
-            at = self._next.setdefault((at, _meaning(message)), len(self._next))
-            path.append(at)
+            plain = _meaning(message)
+            number = None if message is messages[-1] else self._find(at, message)
+            if number is None:
+                number = self._next.setdefault((at, (plain, _unspoken(message))), len(self._next))
+                self._plain[at, plain] = number
+            path.append(number)
+            at = number
         return path
+
+    def _find(self, at: int | str, message: Message) -> int | None:
+        plain = _meaning(message)
+        number = self._next.get((at, (plain, _unspoken(message))))
+        return self._plain.get((at, plain)) if number is None else number
 
 
 class TokenRecorder:
@@ -266,6 +281,12 @@ class TokenRecorder:
             raise EngineError(f"{turn.engine}: {error}") from error
         if not set(self.processor.placeholder_ids.values()).isdisjoint(turn.response_ids):
             raise TokenError(f"{turn.engine}: the response holds media placeholders; the engine must never sample them")
+
+
+def _unspoken(message: Message) -> Any:
+    """What an answer holds that OpenAI's messages do not: control tokens, and why tool calls cannot be read."""
+    control = message.control_tokens if isinstance(message, AssistantMessage) else ()
+    return control, tuple(call.error for call in message.tool_calls)
 
 
 def _meaning(message: Message) -> Any:
