@@ -4,8 +4,8 @@
 
 Closed loop: so many requests are always under way, each 32 new tokens with logprobs, sampled at temperature 1, no end-of-turn
 token heeded, different prompts. Both engines are up with one thread each and take turns, so that what else the machine does
-falls on both; figures are medians of tokens a second. Without `--sglang` (`make .venv-sglang` builds its environment)
-only ours is measured.
+falls on both; figures are medians of tokens a second. Each is measured without sampling seeds and with one for each request,
+as runs send them. Without `--sglang` (`make .venv-sglang` builds its environment) only ours is measured.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ LIMIT = 300.0
 """Seconds for a start or a request."""
 
 
-async def measure(url: str, prompts: list[list[int]], concurrent: int) -> tuple[float, float]:
-    """Tokens and requests a second."""
+async def measure(url: str, prompts: list[list[int]], concurrent: int, seeds: bool = False) -> tuple[float, float]:
+    """Tokens and requests a second; with `seeds`, each request has a sampling seed of its own."""
     n, gate = max(concurrent, LEAST), asyncio.Semaphore(concurrent)
     sampling = {"max_new_tokens": TOKENS, "temperature": 1.0, "ignore_eos": True}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT)) as session:
 
-        async def one(ids: list[int]) -> int:
-            body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
+        async def one(number: int, ids: list[int]) -> int:
+            more = {"sampling_seed": number} if seeds else {}
+            body = {"input_ids": ids, "sampling_params": sampling | more, "return_logprob": True}
             async with gate, session.post(f"{url}/generate", json=body) as answer:
                 answer.raise_for_status()
                 meta = (await answer.json())["meta_info"]
@@ -52,7 +53,7 @@ async def measure(url: str, prompts: list[list[int]], concurrent: int) -> tuple[
             return meta["completion_tokens"]
 
         began = time.perf_counter()
-        tokens = sum(await asyncio.gather(*(one(ids) for ids in prompts[:n])))
+        tokens = sum(await asyncio.gather(*(one(number, ids) for number, ids in enumerate(prompts[:n]))))
     seconds = time.perf_counter() - began
     return tokens / seconds, n / seconds
 
@@ -88,12 +89,12 @@ async def compare(model: str, sglang: Path | None, times: int, folder: Path) -> 
             texts = (f"Write a short story number {next(numbers)} about a robot." for _ in range(max(CONCURRENT)))
             return [processor.tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
-        seen: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        seen: dict[tuple[str, int, bool], list[tuple[float, float]]] = {}
         for url in urls.values():
             await measure(url, prompts(), 8)
         for repetition in range(times):
-            for concurrent, (name, url) in itertools.product(CONCURRENT, urls.items()):
-                seen.setdefault((name, concurrent), []).append(await measure(url, prompts(), concurrent))
+            for concurrent, (name, url), seeds in itertools.product(CONCURRENT, urls.items(), (False, True)):
+                seen.setdefault((name, concurrent, seeds), []).append(await measure(url, prompts(), concurrent, seeds))
             print(f"{model}: repetition {repetition + 1} of {times} done", flush=True)
     finally:
         await ours.stop()
@@ -101,12 +102,16 @@ async def compare(model: str, sglang: Path | None, times: int, folder: Path) -> 
             await other.stop()
     rows = []
     for concurrent in CONCURRENT:
-        own = statistics.median(tokens for tokens, _ in seen["embedded", concurrent])
         for name in urls:
-            tokens, requests = (statistics.median(values) for values in zip(*seen[name, concurrent], strict=True))
-            spread = [f"{pick(t for t, _ in seen[name, concurrent]):.0f}" for pick in (min, max)]
+            plain = seen[name, concurrent, False]
+            tokens, requests = (statistics.median(values) for values in zip(*plain, strict=True))
+            own, seeded = (
+                statistics.median(tokens for tokens, _ in seen[key])
+                for key in (("embedded", concurrent, False), (name, concurrent, True))
+            )
+            spread = [f"{pick(t for t, _ in plain):.0f}" for pick in (min, max)]
             row = {"model": model, "engine": name, "concurrent": concurrent, "tokens/s": tokens, "range": " … ".join(spread)}
-            rows.append(row | {"requests/s": requests, "embedded / it": own / tokens})
+            rows.append(row | {"requests/s": requests, "with seeds, tokens/s": seeded, "embedded / it": own / tokens})
     return rows
 
 
