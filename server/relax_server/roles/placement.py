@@ -79,6 +79,18 @@ class Exchange:
     features: Path | None
     """For media features; None: each process makes its own."""
 
+    @classmethod
+    def in_shared_memory(cls) -> Exchange:
+        """A new one in this machine's shared memory; what runs have left there whose processes were killed is removed.
+
+        Raises:
+            OSError: no room.
+        """
+        shared_memory.sweep()
+        root = shared_memory.create()
+        (root / "features").mkdir()
+        return cls(root, root / "features")
+
     def renew(self) -> bool:
         """Make it again where it has vanished, such as by a clean-up of shared memory; whether it had.
 
@@ -162,10 +174,7 @@ class LocalPlacement:
         return process_of(kind, model_path, log_path, settings, progress or silent)
 
     def exchange(self, folder: Path) -> Exchange:
-        shared_memory.sweep()
-        root = shared_memory.create()
-        (root / "features").mkdir()
-        return Exchange(root, root / "features")
+        return Exchange.in_shared_memory()
 
     def model(self, path: Path, folder: Path) -> Path:
         return path

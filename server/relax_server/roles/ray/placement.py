@@ -98,18 +98,14 @@ class RayPlacement:
     def exchange(self, folder: Path) -> Exchange:
         """Shared memory where all nodes are on one machine, else the run folder."""
         if self.one_machine:
-            shared_memory.sweep()
-            root = shared_memory.create()
-            shared_memory.guard(root)
-            features = root / "features"
+            exchange = Exchange.in_shared_memory()
+            shared_memory.guard(exchange.root)
         else:
-            root, features = folder / "exchange", None
-            shutil.rmtree(root, ignore_errors=True)
-        for path in (root, features):
-            if path is not None:
-                path.mkdir(exist_ok=True)
-        self._shared = (*self._shared, root)
-        return Exchange(root, features)
+            exchange = Exchange(folder / "exchange", None)
+            shutil.rmtree(exchange.root, ignore_errors=True)
+            exchange.root.mkdir(exist_ok=True)
+        self._shared = (*self._shared, exchange.root)
+        return exchange
 
     def model(self, path: Path, folder: Path) -> Path:
         """A model that is built on the spot is copied into the run folder where nodes do not share this machine's files."""
