@@ -45,6 +45,20 @@ class Told:
         self.messages.append(message)
 
 
+def commit_in(folder: Path, groups: Sequence[Group]) -> None:
+    """Put groups, and the media that tests use, into a run folder that has no journal yet."""
+    from relax_server.journal import open_journal
+    from relax_server.roles.layout import RunLayout
+
+    layout = RunLayout(folder)
+    store = MediaStore(layout.media)
+    for item in ITEMS.values():
+        store.put(item)
+    journal = open_journal(layout.journal)
+    journal.commit_many(groups, folder.name)
+    journal.close()
+
+
 def train_in(folder: Path, config: RunConfig, groups: Sequence[Group]) -> RoleRun:
     """Train until the last step or an error; call it in a worker.
 
@@ -53,20 +67,13 @@ def train_in(folder: Path, config: RunConfig, groups: Sequence[Group]) -> RoleRu
         config: of the run.
         groups: what its journal holds; where there is a journal already, it stays as it is.
     """
-    from relax_server.journal import open_journal
     from relax_server.models.catalog import resolve_model
     from relax_server.roles.layout import RunLayout
     from relax_server.roles.messages import Continue, StartPolicy
     from relax_server.roles.policy import PolicyRole
 
-    layout = RunLayout(folder)
-    if not layout.journal.exists():
-        store = MediaStore(layout.media)
-        for item in ITEMS.values():
-            store.put(item)
-        journal = open_journal(layout.journal)
-        journal.commit_many(groups, folder.name)
-        journal.close()
+    if not RunLayout(folder).journal.exists():
+        commit_in(folder, groups)
     (folder / "weights").mkdir(exist_ok=True)
     channel, inbox = Told(), queue.SimpleQueue()
     if config.mode == "colocate":

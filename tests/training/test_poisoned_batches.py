@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic_run import Heard
+from prepared_job import prepared_job
 from relax_server.roles.messages import StepDone, Warn
-from role_run import RoleRun, train_in
+from role_run import RoleRun, commit_in, train_in
 from training_data import letter_groups, make_policy, parameters, read
 
+import relax_sdk as relax
 from relax_sdk.config import RolloutConfig, RunConfig, TrainingConfig
 from relax_sdk.errors import TokenError, TrainingError
 from relax_sdk.trajectory import Group
@@ -103,3 +106,31 @@ def test_an_attempt_with_one_group_says_what_is_wrong_and_changes_nothing(worker
     assert ["never be sampled" in e for e in got["errors"]] == [True, True, False]
     assert "not finite" in got["errors"][2]
     assert got["same"] and got["next"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("mode", "begins_again"), [("async", 0), ("colocate", 1)])
+async def test_a_run_goes_on_without_a_poisoned_group(tmp_path, mode, begins_again):
+    """The first batch of a whole run holds it, with groups that the rollout plays."""
+    from relax_server.journal import open_journal
+    from relax_server.models.catalog import resolve_model
+    from relax_server.models.processor import Processor
+    from relax_server.roles.launch import Launch
+    from relax_server.roles.layout import RunLayout
+
+    rollout = {"groups_per_step": 2, "group_size": SIZE, "max_turns": 1}
+    staleness = 0 if mode == "colocate" else 1
+    settings = {"mode": mode, "max_staleness": staleness, "warmup": {"steps": 0}, "eval": {"every": 0, "limit": 4}}
+    job = prepared_job(relax.Trainer("tone-v0", folder=tmp_path / "run", rollout=rollout, **settings), steps=3)
+    commit_in(job.folder, groups_of_run(Processor.load(resolve_model(OMNI)), 1, [0]))
+    heard = Heard()
+    await Launch(job, heard).run()
+    assert [row["step"] for row in heard.steps if "seconds_step" in row][:3] == [1, 2, 3]
+    assert heard.steps[-1]["set_aside_total"] == 1
+    assert sum("group g0 cannot be trained on and was set aside: TokenError" in text for text in heard.warnings) == 1
+    assert sum("starting it again" in text for text in heard.warnings) == begins_again
+    journal = open_journal(RunLayout(job.folder).journal)
+    counts = journal.counts(job.folder.name)
+    assert (counts.acked, counts.failed, counts.total) == (6, 1, 7)  # another group was played in its place
+    assert "never be sampled" in journal.failures(job.folder.name)["g0"]
+    journal.close()
