@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from journal_calls import RUN, TTL, commit
 from relax_server.bus.ahead import LeasesAhead
 from relax_server.bus.local import LocalBus
 from relax_server.journal import open_journal
 from relax_server.journal.base import Journal, JournalCounts
-from sample_groups import ManualClock, make_group
+from sample_groups import ManualClock
 
 from relax_sdk.errors import JournalError
-
-RUN, TTL = "run-1", 60.0
 
 
 @pytest.fixture
@@ -35,11 +34,6 @@ def journal(tmp_path: Path, clock: ManualClock) -> Iterator[Journal]:
 @pytest.fixture
 def bus(journal: Journal) -> LeasesAhead:
     return LeasesAhead(journal, RUN, ttl=TTL, ahead=2)
-
-
-def commit(journal: Journal, *ids: str, version: int = 0) -> None:
-    for id in ids:
-        journal.commit(make_group(id, versions=(version, version)), RUN)
 
 
 def take(bus: LocalBus, n: int, version: int, max_staleness: int = 0) -> tuple[list[str], int] | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from journal_calls import RUN, TTL, commit
 from relax_server.bus.base import Bus
 from relax_server.bus.local import LocalBus
 from relax_server.journal import open_journal
@@ -15,14 +16,8 @@ from sample_groups import ManualClock, make_group
 
 from relax_sdk.errors import JournalError
 
-RUN, TTL = "run-1", 60.0
 SOON, LONG = 0.0, 60.0
 OpenBus = Callable[[], Bus]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @pytest.fixture
@@ -63,11 +58,6 @@ def open_bus(
 @pytest.fixture
 def bus(open_bus: OpenBus) -> Bus:
     return open_bus()
-
-
-def commit(journal: Journal, *ids: str, version: int = 0) -> None:
-    for id in ids:
-        assert journal.commit(make_group(id, versions=(version, version)), RUN)
 
 
 def take(bus: Bus, n: int = 1, version: int = 0, max_staleness: int = 0) -> list[str] | None:

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,15 +19,13 @@ from relax_sdk.trajectory import Group, Status, Trajectory, derive_seed
 from relax_server.api.core import ServiceCore
 from relax_server.api.keys import Key
 from relax_server.api.trajectories import finished
-from relax_server.engines.base import Generation
 from relax_server.gateway.bodies import RewardBody
 from relax_server.gateway.digest import digest
 from relax_server.gateway.errors import ApiError, as_api_error, bad, unknown
 from relax_server.gateway.played import PlayedSession, over
 from relax_server.log_ids import add_ids
-from relax_server.rollout.calls import Answer
+from relax_server.rollout.calls import Answer, CallOptions
 from relax_server.rollout.episode import USABLE, Episode
-from relax_server.rollout.recorder import Shown
 from relax_server.rollout.task import EpisodeTask
 
 RUN = "sessions"
@@ -131,15 +129,7 @@ class ExternalSession(PlayedSession):
         self._ready.set_result(self.observation)
         await self.ended.wait()
 
-    async def generate(
-        self,
-        messages: list[Message],
-        sampling: SamplingParams | None = None,
-        tools: list[dict[str, Any]] | None = None,
-        tools_key: str = "",
-        on_partial: Callable[[Generation], None] | None = None,
-        shown: Shown | None = None,
-    ) -> Answer:
+    async def generate(self, messages: list[Message], options: CallOptions) -> Answer:
         """One model call, counted and told.
 
         Raises:
@@ -150,7 +140,7 @@ class ExternalSession(PlayedSession):
         metrics = self.core.metrics
         try:
             with metrics.seconds.time():
-                answer = await super().generate(messages, sampling, tools, tools_key, on_partial, shown)
+                answer = await super().generate(messages, options)
         except BaseException as error:
             metrics.calls.labels(type(error).__name__).inc()
             raise

@@ -23,7 +23,7 @@ from relax_server.gateway.openai_chat import ModelCall, shown
 from relax_server.gateway.played import PlayedSession, Surroundings
 from relax_server.gateway.text_stream import TextStream
 from relax_server.gateway.wire import error_response, read_json
-from relax_server.rollout.calls import Answer
+from relax_server.rollout.calls import Answer, CallOptions
 
 LARGE = 64 << 10
 """Bytes of a body that is read in a thread: it holds media, whose bytes are hashed."""
@@ -164,7 +164,8 @@ class ModelRoute(ABC):
         def as_shown(message: AssistantMessage, turn: Any) -> AssistantMessage:
             return shown(message, turn, stop, processor)
 
-        return await session.generate(call.messages, call.sampling, call.tools, call.tools_key, on_partial, as_shown)
+        options = CallOptions(call.sampling, call.tools, call.tools_key, on_partial, as_shown)
+        return await session.generate(call.messages, options)
 
 
 def data(body: Any, event: str | None = None) -> bytes:

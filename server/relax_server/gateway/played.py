@@ -8,20 +8,18 @@ import dataclasses
 import hmac
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from relax_sdk.config import SamplingParams
 from relax_sdk.media import Kind, MediaRef
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.session import StepOutcome
-from relax_server.engines.base import Generation
 from relax_server.gateway.bodies import RewardBody
 from relax_server.gateway.digest import digest
 from relax_server.gateway.errors import ApiError, bad
 from relax_server.models.processor import Processor
 from relax_server.rollout.calls import Answer, CallOptions
-from relax_server.rollout.recorder import Shown
 from relax_server.rollout.session import EpisodeSession
 from relax_server.rollout.threads import CallThreads
 
@@ -92,15 +90,7 @@ class PlayedSession(ABC):
         """Whether this is the session's own key."""
         return hmac.compare_digest(self.secret, digest(secret))
 
-    async def generate(
-        self,
-        messages: list[Message],
-        sampling: SamplingParams | None = None,
-        tools: list[dict[str, Any]] | None = None,
-        tools_key: str = "",
-        on_partial: Callable[[Generation], None] | None = None,
-        shown: Shown | None = None,
-    ) -> Answer:
+    async def generate(self, messages: list[Message], options: CallOptions) -> Answer:
         """One model call.
 
         Raises:
@@ -109,7 +99,7 @@ class PlayedSession(ABC):
         """
         self.require_open()
         with self.busy():
-            return await self.session.call(messages, CallOptions(sampling, tools, tools_key, on_partial, shown))
+            return await self.session.call(messages, options)
 
     async def step(self, action: AssistantMessage) -> StepOutcome:
         """Act in the environment; tool calls go to its tools.

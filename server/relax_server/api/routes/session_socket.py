@@ -21,6 +21,7 @@ from relax_server.gateway.bodies import RewardBody, StepBody, checked
 from relax_server.gateway.errors import as_api_error, bad
 from relax_server.gateway.media import known_media
 from relax_server.gateway.step import take_step
+from relax_server.rollout.calls import CallOptions
 
 AT_ONCE = 64
 """Requests of one connection that are worked on together; more wait unread."""
@@ -179,11 +180,11 @@ class _Connection:
         if call.stream:
             raise bad("a socket does not stream; use the chat route", "stream", "unsupported")
         stop = call.sampling.stop
-        answer = await session.generate(
-            call.messages,
+        options = CallOptions(
             call.sampling,
             call.tools,
             call.tools_key,
             shown=lambda message, turn: openai_chat.shown(message, turn, stop, processor),
         )
+        answer = await session.generate(call.messages, options)
         return openai_chat.completion(f"chatcmpl-{session.id}", call, answer, processor)
