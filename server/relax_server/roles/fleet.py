@@ -312,7 +312,7 @@ class EngineFleet:
                 if await slot.client.health():
                     await self._join(slot)
                     break
-            except EngineError as error:
+            except RelaxError as error:
                 slot.state, slot.reason, slot.pause = "lost", str(error), pause
         self._warn(f"the engine {slot.id} at {slot.url} is back")
         self._changed(0.0)
