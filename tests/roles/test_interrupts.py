@@ -25,9 +25,11 @@ END_SECONDS = 60.0
 
 
 def begin(folder: Path, *settings: str, stderr: int | None = subprocess.PIPE) -> subprocess.Popen[str]:
-    """`relax train`, with the signals of a terminal: a shell begins what runs in the background with SIGINT ignored."""
+    """`relax train`, with the signals of a terminal: a shell begins what runs in the background with SIGINT ignored, and
+    nohup with SIGHUP."""
     words = [word for setting in (*SETTINGS, *settings) for word in ("--set", setting)]
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from relax_sdk.cli import main; main()"
+    usual = "signal.signal(signal.SIGINT, signal.default_int_handler); signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+    code = f"import signal; {usual}; from relax_sdk.cli import main; main()"
     command = [sys.executable, "-c", code, "train", "tone-v0", "--steps", "100000", "--folder", str(folder), *words]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, text=True)
 
