@@ -119,12 +119,17 @@ async def test_temperature_and_greedy(served: Served):
 
 @pytest.mark.parametrize("cut", [{"top_k": 20}, {"top_p": 0.7}, {"top_k": 60, "top_p": 0.8}], ids=str)
 async def test_logprobs_are_of_the_distribution_that_was_sampled_from(served: Served, cut: dict[str, float]):
-    """After the cut; SGLang reports them from before it, which is why runs with it take no cut."""
+    """After the cut; SGLang reports them from before it, which is why runs with it take no cut.
+
+    SGLang also makes both cuts from the whole distribution, where the others make `top_p` from what `top_k` leaves: with both,
+    other tokens are left.
+    """
     generation = await served.one(served.request(["among few"], temperature=0.7, max_new_tokens=24, **cut))
     reported = {} if isinstance(served.engine, SglangEngine) else cut
     served.old.check(generation, temperature=0.7, **reported)
     whole, left = (served.old.logprobs(generation.prompt_ids, generation.response_ids, temperature=0.7, **c) for c in ({}, cut))
-    assert np.isfinite(left).all() and (left - whole).min() > 0.05
+    if not (isinstance(served.engine, SglangEngine) and len(cut) > 1):
+        assert np.isfinite(left).all() and (left - whole).min() > 0.05
 
 
 async def test_stop_tokens_end_a_response(served: Served):
