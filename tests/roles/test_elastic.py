@@ -146,6 +146,7 @@ async def test_an_engine_that_runs_elsewhere_is_used_and_left_alone(tmp_path):
         await process.stop()
 
 
+@pytest.mark.nightly
 async def test_an_engine_is_added_where_engines_and_trainer_take_turns(tmp_path):
     async with going(tmp_path / "run", mode="colocate") as run:
         await run.ask(lambda control: control.add("second"))

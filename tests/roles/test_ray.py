@@ -283,6 +283,7 @@ def test_a_run_reports_what_the_local_runtime_does(cluster, tmp_path):
     whole(on_ray, 2)
 
 
+@pytest.mark.nightly
 def test_each_role_that_is_killed_is_started_again_alone(cluster, tmp_path):
     folder, victims = tmp_path / "run", ["policy", "rollout", "engine", "controller"]
     killed: dict[str, int] = {}
