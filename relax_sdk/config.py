@@ -43,6 +43,12 @@ class SamplingParams:
         require(self.top_k == -1 or self.top_k >= 1, self, "top_k", "-1 (all) or 1 and more")
         require(all(self.stop), self, "stop", "texts that are not empty")
 
+    def with_seed(self, seed: int | None) -> SamplingParams:
+        """The same sampling with another seed. Nothing is checked again, as every call makes one."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, sampling_seed=seed)
+        return other
+
 
 @dataclass(frozen=True)
 class RolloutConfig:

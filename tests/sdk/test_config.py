@@ -189,3 +189,9 @@ def test_settings_of_the_command_line_are_read_as_yaml_json_or_python_write_them
     from relax_sdk.cli import parse_settings
 
     assert parse_settings([f"training.replay_routes={text}"]) == {"training": {"replay_routes": value}}
+
+
+def test_another_seed_changes_nothing_else_of_how_responses_are_sampled():
+    given = SamplingParams(max_new_tokens=7, top_p=0.9, stop=("x",), sampling_seed=1)
+    assert given.with_seed(5) == dataclasses.replace(given, sampling_seed=5) and given.sampling_seed == 1
+    assert given.with_seed(None) == SamplingParams(max_new_tokens=7, top_p=0.9, stop=("x",))

@@ -53,7 +53,7 @@ class CoalescingEngine:
         seeded = s.sampling_seed is not None
         if request.alone or request.n != 1 or s.max_new_tokens > MOST_TOKENS or (seeded and not self.deals_seeds):
             return await self.engine.generate(request, timeout)
-        alike = replace(s, sampling_seed=None)
+        alike = s.with_seed(None)
         key = (tuple(request.input_ids), request.media, alike, seeded, request.return_routed_experts)
         batch = self._open.get(key)
         loop = asyncio.get_running_loop()

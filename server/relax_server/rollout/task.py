@@ -48,4 +48,4 @@ class EpisodeTask:
         base = self.run_seed if sampling.sampling_seed is None else sampling.sampling_seed
         again = (self.attempt,) if self.attempt > 1 else ()
         seed = derive_seed(base, "sampling", self.split, self.task_index, self.group_index, call, *again)
-        return replace(sampling, sampling_seed=seed % 2**31)
+        return sampling.with_seed(seed % 2**31)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from relax_sdk.errors import EpisodeError
@@ -45,7 +44,7 @@ class MessagePolicy(Policy):
         task, own = self._runner.task, options.sampling
         sampling = task.sampling_at(len(self._turns), config.max_tokens, own)
         if (own or task.sampling).sampling_seed is None:  # nobody asked for one, and not every server knows the word
-            sampling = replace(sampling, sampling_seed=None)
+            sampling = sampling.with_seed(None)
         tools = options.tools if options.tools is not None else self._runner.tools[0]
         message = await self._client.ask(messages, tools, sampling, config.turn_timeout)
         media = [item.ref for asked in messages for item in asked.media]
