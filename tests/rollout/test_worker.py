@@ -74,7 +74,7 @@ async def test_no_group_starts_beyond_admission_until_the_trainer_consumes(bench
 @given(
     staleness=st.integers(0, 3),
     per_step=st.integers(1, 4),
-    failing=st.sets(st.integers(0, 30)),
+    failing=st.sets(st.integers(0, 30), max_size=7),  # eight at the beginning would end the run
     steps=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=6),
     data=st.data(),
 )

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from relax_sdk.config import SamplingParams
@@ -134,6 +135,17 @@ def read_tools(raw: Any) -> list[dict[str, Any]] | None:
     return [{**tool, "function": {"parameters": {"type": "object", "properties": {}}, **tool["function"]}} for tool in raw]
 
 
+_remembered = lru_cache(maxsize=256, typed=True)(replace)
+
+
+def _changed(base: SamplingParams, **numbers: Any) -> SamplingParams:
+    """`replace`, which checks all values again, once for calls that ask for the same."""
+    try:
+        return _remembered(base, **numbers)
+    except TypeError:  # such as a list, which cannot be looked up; the check says what is wrong with it
+        return replace(base, **numbers)
+
+
 def read_sampling(body: Mapping[str, Any], base: SamplingParams, fixed: bool, limits: Sequence[str]) -> SamplingParams:
     """Sampling of one call.
 
@@ -146,25 +158,26 @@ def read_sampling(body: Mapping[str, Any], base: SamplingParams, fixed: bool, li
     Raises:
         ApiError: a value of the wrong type or outside its range.
     """
-    changes: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
     limit = next((body[name] for name in limits if body.get(name) is not None), None)
     if limit is not None:
         if type(limit) is not int or limit < 1:
             raise bad(f"{limits[0]} = {limit!r}; allowed: an integer of 1 or more", limits[0])
-        changes["max_new_tokens"] = min(limit, base.max_new_tokens) if fixed else limit
+        numbers["max_new_tokens"] = min(limit, base.max_new_tokens) if fixed else limit
     if not fixed:
         for name in ("temperature", "top_p", "top_k"):
             if body.get(name) is not None:
-                changes[name] = float(body[name]) if type(body[name]) is int and name != "top_k" else body[name]
+                numbers[name] = float(body[name]) if type(body[name]) is int and name != "top_k" else body[name]
         if body.get("seed") is not None:
-            changes["sampling_seed"] = body["seed"]
+            rest["sampling_seed"] = body["seed"]
     stop = body.get("stop")
     if stop is not None:
-        changes["stop"] = [stop] if isinstance(stop, str) else stop
-        if isinstance(changes["stop"], list) and len(changes["stop"]) > MOST_STOPS:
-            raise bad(f"{len(changes['stop'])} stop texts; allowed: up to {MOST_STOPS}", "stop")
+        rest["stop"] = [stop] if isinstance(stop, str) else stop
+        if isinstance(rest["stop"], list) and len(rest["stop"]) > MOST_STOPS:
+            raise bad(f"{len(rest['stop'])} stop texts; allowed: up to {MOST_STOPS}", "stop")
     try:
-        return replace(base, **changes)
+        return replace(_changed(base, **numbers), **rest) if rest else _changed(base, **numbers)
     except (ConfigError, TypeError, ValueError, OverflowError) as error:
         raise bad(str(error).replace("SamplingParams.", "").replace("SamplingParams ", "")) from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from relax_sdk.config import SamplingParams
@@ -219,7 +219,7 @@ class TokenRecorder:
             cached_tokens=generation.cached_tokens,
             seconds=seconds,
             engine=engine,
-            sampling=sampling if sampling is None or generation.seeded else replace(sampling, sampling_seed=None),
+            sampling=sampling if sampling is None or generation.seeded else sampling.with_seed(None),
         )
         self._check_response(turn)
         self.turns.append(turn)

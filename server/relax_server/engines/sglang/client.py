@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,12 +68,16 @@ class SglangEngine(HttpEngine):
 
     async def generate(self, request: GenerateRequest, timeout: float) -> list[Generation]:
         seeded = await self._check(request)
-        return [replace(answer, seeded=seeded) for answer in await super().generate(request, timeout)]
+        answers = await super().generate(request, timeout)
+        for answer in answers:
+            answer.seeded = seeded
+        return answers
 
     async def stream(self, request: GenerateRequest, timeout: float) -> AsyncIterator[Generation]:
         seeded = await self._check(request)
         async for part in super().stream(request, timeout):
-            yield replace(part, seeded=seeded)
+            part.seeded = seeded
+            yield part
 
     def _payload(self, request: GenerateRequest) -> dict[str, Any]:
         payload = super()._payload(request)

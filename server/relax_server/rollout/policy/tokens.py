@@ -8,7 +8,7 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from relax_sdk.config import SamplingParams
@@ -195,25 +195,21 @@ class EnginePolicy(TokenPolicy):
         task, limit = self._runner.task, self._runner.context.config.turn_timeout
         number = next(self._calls)
         listener = Listener(options.on_partial) if options.on_partial is not None else None
-        request = GenerateRequest(
-            prompt.ids,
-            task.sampling_at(number, room, options.sampling),
-            media,
-            return_routed_experts=self._shared.routed_experts,
-            alone=task.group_size == 1,
-        )
+        sampling = task.sampling_at(number, room, options.sampling)
+        routed, alone = self._shared.routed_experts, task.group_size == 1
         pauses, aborts, left = growing_pauses(FIRST_PAUSE, LONGEST_PAUSE), 0, limit
         while True:
             await self._pass_gate()
             started = time.monotonic()
             rid = f"{task.id}/{number}/{task.attempt}.{aborts}"
+            request = GenerateRequest(prompt.ids, sampling, media, rid=rid, return_routed_experts=routed, alone=alone)
             try:
-                generation, engine = await self._shared.pool.generate(replace(request, rid=rid), left, task.group_id, listener)
+                generation, engine = await self._shared.pool.generate(request, left, task.group_id, listener)
             except EngineAborted:
                 generation, engine = None, ""
             seconds = time.monotonic() - started
             if generation is not None and generation.finish_reason != "abort":
-                return Sampled(generation, engine, seconds, request.sampling)
+                return Sampled(generation, engine, seconds, sampling)
             aborts += 1
             left -= seconds + (pause := next(pauses))
             if left <= 0 or (listener is not None and listener.heard):
