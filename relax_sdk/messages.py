@@ -56,7 +56,7 @@ class Message:
     @property
     def media(self) -> tuple[Media, ...]:
         """All parts that are not text, in order."""
-        return tuple(part for part in self.content if isinstance(part, Media))
+        return tuple([part for part in self.content if isinstance(part, Media)])
 
     def map_media(self, change: Callable[[Media], Media]) -> Self:
         """The message with something else in place of each media part."""

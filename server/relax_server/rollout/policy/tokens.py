@@ -101,7 +101,10 @@ class TokenPolicy(Policy):
     async def keep(self, messages: Sequence[Message]) -> list[Message]:
         """The same messages once their media are in the store, from where their bytes are read when they are wanted: a history
         that is kept, and sent again with every call, holds none."""
-        await self._take([item for message in messages for item in message.media])
+        media = [item for message in messages for item in message.media]
+        if not media:
+            return list(messages)
+        await self._take(media)
         return [message.map_media(lambda item: self._intake.store.load(item.ref)) for message in messages]
 
     async def _take(self, media: Sequence[Media]) -> list[PreparedMedia]:
