@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from relax_server.roles.checks import algorithm_notes
 
+import relax_sdk as relax
 from relax_sdk.config import AlgorithmConfig, RunConfig
 
 
@@ -21,3 +22,11 @@ def test_a_ratio_that_is_one_by_definition_is_told(staleness: int, settings: dic
     notes = algorithm_notes(RunConfig("tone-v0", max_staleness=staleness, algorithm=AlgorithmConfig(**settings)))
     assert bool(notes) is told
     assert all("clip_low" in note and "tis_clip" in note for note in notes)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_an_engine_that_is_not_installed_is_told_before_anything_is_started(tmp_path, monkeypatch, engine):
+    monkeypatch.setenv(f"RELAX_{engine.upper()}_PYTHON", str(tmp_path / "nothing"))
+    with pytest.raises(relax.ConfigError, match=f"no interpreter at .*RELAX_{engine.upper()}_PYTHON"):
+        relax.Trainer("tone-v0", engine=engine, folder=tmp_path / "run").fit(steps=1, progress=False)
+    assert not (tmp_path / "run" / "logs").exists()

@@ -15,6 +15,7 @@ from typing import ClassVar
 from relax_sdk.errors import ConfigError, EngineError, EngineUnavailable
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import ServerProcess
+from relax_server.engines.venv import Venv
 
 KEEPER = Path(__file__).with_name("keeper.py")
 MAX_RUNNING = 256
@@ -27,7 +28,7 @@ PORTS = range(20_000, 32_000)
 class ForeignProcess(ServerProcess):
     """A server that an interpreter of another environment runs; it and all that it starts end when this process does."""
 
-    name: ClassVar[str]
+    venv: ClassVar[Venv]
     stages: ClassVar[Mapping[str, str]]
     """Lines of its log that say how far it is."""
 
@@ -44,7 +45,7 @@ class ForeignProcess(ServerProcess):
             await asyncio.wait_for(self._ready(url, size), timeout)
         except TimeoutError:
             await self.stop()
-            raise EngineUnavailable(f"{self.name} was not ready within {timeout:g} s\n{await self.log_tail()}") from None
+            raise EngineUnavailable(f"{self.venv.name} was not ready within {timeout:g} s\n{await self.log_tail()}") from None
         except BaseException:
             await self.stop()
             raise
@@ -63,7 +64,7 @@ class ForeignProcess(ServerProcess):
                 if not self.alive():
                     code = await self.wait()
                     how = f"ended with exit code {code} before it was ready"
-                    raise EngineUnavailable(f"{self.name} {how}\n{await self.log_tail()}")
+                    raise EngineUnavailable(f"{self.venv.name} {how}\n{await self.log_tail()}")
                 stage = await asyncio.to_thread(self._stage, log_from)
                 if stage != shown:
                     self._progress(stage)
@@ -78,7 +79,7 @@ class ForeignProcess(ServerProcess):
             log.seek(log_from)
             text = log.read().decode(errors="replace")
         reached = [what for line, what in self.stages.items() if re.search(line, text)]
-        return reached[-1] if reached else f"importing {self.name}"
+        return reached[-1] if reached else f"importing {self.venv.name}"
 
 
 def take_port(host: str, port: int) -> int:

@@ -38,6 +38,20 @@ def algorithm_notes(config: RunConfig) -> list[str]:
     return []
 
 
+def check_engine(config: RunConfig) -> None:
+    """Refuse an engine that is not installed on this machine.
+
+    Raises:
+        ConfigError: it is not; the message holds the command that installs it.
+    """
+    from relax_server.engines.foreign import ForeignProcess
+    from relax_server.engines.kinds import PROCESSES
+
+    process = PROCESSES[config.engine]
+    if issubclass(process, ForeignProcess):
+        process.venv.find()
+
+
 def check_journal(job: Job, shared: str | None, journal: Journal) -> None:
     """Refuse a journal of several runs that has one of this name.
 

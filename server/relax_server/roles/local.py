@@ -15,6 +15,7 @@ from relax_sdk.registry import EnvSpec
 from relax_sdk.replay import EpisodeReplay
 from relax_sdk.runtime import Job, Observer, Tell
 from relax_sdk.stop_signals import Interrupted, StopSignals
+from relax_server.roles.checks import check_engine
 from relax_server.roles.launch import Launch
 from relax_server.roles.local_model import LocalModel
 from relax_server.roles.loop_thread import LoopThread
@@ -60,6 +61,7 @@ class LocalRuntime:
             RunError: the run ended early; it can be resumed.
             Interrupted: a signal stopped it; a `KeyboardInterrupt`.
         """
+        check_engine(job.config)
         launch = Launch(job, observer)
         await_end(launch.run, launch.request_stop, observer)
 

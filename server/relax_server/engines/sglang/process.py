@@ -35,7 +35,7 @@ class SglangProcess(ForeignProcess):
 
     _packages: Path | None = None
 
-    name = "SGLang"
+    venv = VENV
     stages = {
         r"Init torch distributed begin": "starting up",
         r"Load weight begin": "loading weights",

@@ -28,7 +28,7 @@ CPU_TOKENS = 65_536
 class VllmProcess(ForeignProcess):
     """One vLLM server for a text model; it ends when this process does."""
 
-    name = "vLLM"
+    venv = VENV
     stages = {
         r"Initializing a V1 LLM engine": "starting up",
         r"Starting to load model": "loading weights",
