@@ -1,15 +1,17 @@
 """Are two on-policy runs with one seed the same run: their tokens, logprobs and weights?
 
     python -m benchmarks.seeds [--envs tone-v0 omni-quiz-v0] [--engines embedded] [--steps 10] [--seed 5]
+                               [--losses recompute engine]
 
 Each environment is trained twice with the same seed in `mode="colocate"`, the loss looking at the trainer's own logprobs
-(`old_logprobs="recompute"`). Answers are compared token by token; where two differ, no token after the first difference is
-counted as equal, as they have other beginnings. Bar: all tokens are equal.
+(`recompute`), or at the engine's (`engine`, which is the default of runs). Answers are compared token by token; where two
+differ, no token after the first difference is counted as equal, as they have other beginnings. Bar: all tokens are equal.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 from itertools import takewhile
 from pathlib import Path
@@ -24,13 +26,17 @@ import relax_sdk as relax
 from benchmarks.report import save
 from relax_sdk.trajectory import Turn
 
-ALGORITHM = {"old_logprobs": "recompute", "correction": "none"}
+LOSSES: dict[str, dict[str, Any]] = {
+    "recompute": {"old_logprobs": "recompute", "correction": "none"},
+    "engine": {"old_logprobs": "engine"},
+}
+"""Settings of the algorithm by whose logprobs the loss looks at."""
 MOST_GROUPS = 1_000_000
 
 
-def play(env: str, engine: str, steps: int, seed: int, folder: Path) -> relax.Run:
+def play(env: str, engine: Any, loss: str, steps: int, seed: int, folder: Path) -> relax.Run:
     """One run."""
-    trainer = relax.Trainer(env, engine=engine, mode="colocate", seed=seed, folder=folder, algorithm=ALGORITHM)  # type: ignore[arg-type]
+    trainer = relax.Trainer(env, engine=engine, mode="colocate", seed=seed, folder=folder, algorithm=LOSSES[loss])
     return trainer.fit(steps, progress=False)
 
 
@@ -75,16 +81,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--envs", nargs="+", default=["tone-v0", "omni-quiz-v0"])
     parser.add_argument("--engines", nargs="+", default=["embedded"])
+    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=["recompute"])
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seed", type=int, default=5)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for env in args.envs:
-        for engine in args.engines:
-            with tempfile.TemporaryDirectory() as folder:
-                runs = [play(env, engine, args.steps, args.seed, Path(folder) / name) for name in ("first", "second")]
-                row = {"env": env, "engine": engine, "steps": args.steps, **compare(*map(turns, runs))}
-                rows.append(row | {"weights differ by": weights_differ(*runs)})
+    for env, engine, loss in itertools.product(args.envs, args.engines, args.losses):
+        with tempfile.TemporaryDirectory() as folder:
+            runs = [play(env, engine, loss, args.steps, args.seed, Path(folder) / name) for name in ("first", "second")]
+            row = {"env": env, "engine": engine, "loss": loss, "steps": args.steps, **compare(*map(turns, runs))}
+            rows.append(row | {"weights differ by": weights_differ(*runs)})
     save("seeds", rows, bars={"equal": "all tokens"})
 
 
