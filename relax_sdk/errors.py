@@ -112,7 +112,13 @@ class EngineFaulty(EngineError):
 
 
 class EngineUnavailable(EngineError):
-    """The engine cannot be reached or did not answer in time."""
+    """The engine cannot be reached or did not answer in time.
+
+    Attributes:
+        retry_after: seconds that it asks to wait for before the next try; 0 if it does not.
+    """
+
+    retry_after = 0.0
 
 
 class EngineAborted(EngineError):

@@ -15,7 +15,7 @@ from relax_sdk.endpoint import Endpoint
 from relax_sdk.errors import ConfigError, EngineError, EngineUnavailable, EnvError
 from relax_sdk.media import Audio, Media
 from relax_sdk.messages import AssistantMessage, Message
-from relax_sdk.retrying import PASSING, retrying
+from relax_sdk.retrying import PASSING, retry_after, retrying
 
 FIRST_PAUSE = 0.5
 """Seconds before a call is tried again; doubled each time."""
@@ -39,7 +39,8 @@ class ChatClient:
     async def ask(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams, timeout: float
     ) -> AssistantMessage:
-        """One answer. What may pass, such as a rate limit, is tried again while there is time.
+        """One answer. What may pass, such as a rate limit, is tried again while there is time, after the pause that the
+        server asks for.
 
         Raises:
             ConfigError: the sampling asks for what the OpenAI API has no word for.
@@ -76,8 +77,12 @@ class ChatClient:
         except aiohttp.ClientError as error:
             raise EngineUnavailable(f"{self._url}: {error or type(error).__name__}") from error
         if response.status != 200:
-            kind = EngineUnavailable if response.status in PASSING else EngineError
-            raise kind(f"{self._url} answered {response.status}: {raw[:500].decode(errors='replace')}")
+            answered = f"{self._url} answered {response.status}: {raw[:500].decode(errors='replace')}"
+            if response.status not in PASSING:
+                raise EngineError(answered)
+            passing = EngineUnavailable(answered)
+            passing.retry_after = retry_after(response.headers)
+            raise passing
         return raw
 
     def _read(self, raw: bytes) -> AssistantMessage:
