@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from relax_sdk.errors import ConfigError, EpisodeTimeout, RewardError
 from relax_sdk.trajectory import Trajectory
@@ -22,7 +22,15 @@ Invoke = Callable[..., Awaitable[Any]]
 GroupRewardFunction = Callable[[Sequence[Trajectory]], "Sequence[float] | Awaitable[Sequence[float]]"]
 
 
-def reward(function: F | None = None, *, weight: float = 1.0) -> Any:
+@overload
+def reward(function: F, *, weight: float = 1.0) -> F: ...
+
+
+@overload
+def reward(function: None = None, *, weight: float = 1.0) -> Callable[[F], F]: ...
+
+
+def reward(function: Callable[..., Any] | None = None, *, weight: float = 1.0) -> Any:
     """Mark a method of an `Env` as a reward over the finished trajectory; it may be `async def`.
 
     Args:
