@@ -56,8 +56,9 @@ class Say(relax.Env):
         return {split: [{"letter": letter} for letter in "ABCD"] for split in ("train", "eval")}
 
 
-def test_its_start_is_told_on_ray_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_its_start_is_told_on_ray_too(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("ray", reason="the package ray is not installed (pip install 'relax-gym[ray]')")
+    monkeypatch.setattr("relax_sdk.progress.PLAIN_EVERY", 0.0)  # else what takes less than that may not be shown
     run = relax.Trainer(Say, folder=tmp_path / "run", runtime="ray", **(SMALL | TEXT)).fit(steps=1)
     assert run.metrics[-1]["step"] == 1
     seen = capsys.readouterr().err
