@@ -114,11 +114,14 @@ class EngineFaulty(EngineError):
 class EngineUnavailable(EngineError):
     """The engine cannot be reached or did not answer in time.
 
-    Attributes:
+    Args:
+        message: what was wrong.
         retry_after: seconds that it asks to wait for before the next try; 0 if it does not.
     """
 
-    retry_after = 0.0
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class EngineAborted(EngineError):

@@ -80,9 +80,7 @@ class ChatClient:
             answered = f"{self._url} answered {response.status}: {raw[:500].decode(errors='replace')}"
             if response.status not in PASSING:
                 raise EngineError(answered)
-            passing = EngineUnavailable(answered)
-            passing.retry_after = retry_after(response.headers)
-            raise passing
+            raise EngineUnavailable(answered, retry_after(response.headers))
         return raw
 
     def _read(self, raw: bytes) -> AssistantMessage:
