@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import threading
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -42,6 +43,8 @@ __all__ = [
     "probe",
     "verify",
 ]
+
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -313,7 +316,7 @@ class MediaStore:
         Raises:
             MediaError: the reference carries no sha256.
         """
-        if len(ref.sha256) != 64 or not all(c in "0123456789abcdef" for c in ref.sha256):
+        if _SHA256.fullmatch(ref.sha256) is None:
             raise MediaError(f"not a sha256: {ref.sha256!r}")
         return self.root / ref.sha256[:2] / (ref.sha256 + ref.extension)
 

@@ -59,10 +59,10 @@ class Message:
         return tuple([part for part in self.content if isinstance(part, Media)])
 
     def map_media(self, change: Callable[[Media], Media]) -> Self:
-        """The message with something else in place of each media part."""
-        if not self.media:
-            return self
-        return replace(self, content=tuple(change(part) if isinstance(part, Media) else part for part in self.content))
+        """The message with something else in place of each media part; the message itself where nothing is another."""
+        content = tuple([change(part) if isinstance(part, Media) else part for part in self.content])
+        same = all([new is old for new, old in zip(content, self.content, strict=True)])
+        return self if same else replace(self, content=content)
 
     def to_openai(self, media: MediaForm | None = None) -> dict[str, Any]:
         """The message as an OpenAI chat dictionary.

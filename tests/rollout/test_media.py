@@ -191,9 +191,13 @@ async def test_media_of_a_group_are_decoded_once(bench, monkeypatch):
         return original(self, media)
 
     monkeypatch.setattr(relax.MediaStore, "put", put)
+    read = []
+    monkeypatch.setattr(
+        relax.MediaStore, "load", lambda self, ref, load=relax.MediaStore.load: read.append(ref) or load(self, ref)
+    )
     made = bench(Shows, kwargs={"show": [lambda: [Video.from_array(FRAMES), Image.from_array(PIXELS)]]}, group_size=16)
     result = await made.group()
-    assert len(result.group.trajectories) == 16
+    assert len(result.group.trajectories) == 16 and len(read) == 2, "the history of an episode is not looked up again"
     assert sorted(counts.values()) == [1, 1] and made.worker.policies.intake.decoded == 2
 
 

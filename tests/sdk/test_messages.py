@@ -146,6 +146,14 @@ def test_any_json_is_read_or_refused_on_purpose(value: Any) -> None:
 # ------------------------------------------------------------------------------------------------------------- coercion
 
 
+def test_media_are_exchanged_and_a_message_that_has_none_to_exchange_stays_itself() -> None:
+    old, new = Image.from_array(np.zeros((4, 4, 3), np.uint8)), Image.from_array(np.ones((4, 4, 3), np.uint8))
+    message = Message("user", (Text("look"), old))
+    assert message.map_media(lambda part: new) == Message("user", (Text("look"), new))
+    assert message.map_media(lambda part: part) is message
+    assert Message("user", (Text("look"),)).map_media(lambda part: new).content == (Text("look"),)
+
+
 def test_strings_and_parts_in_a_row_are_one_message() -> None:
     assert as_messages("hello") == [Message("user", (Text("hello"),))]
     assert as_messages(PICTURE) == [Message("user", (PICTURE,))]

@@ -29,6 +29,8 @@ class PreparedMedia:
     ref: MediaRef
     item: MediaItem
     """The item in the form that engines take."""
+    part: Media
+    """The item as a part of messages that reads its bytes from the store."""
     features: MediaFeatures | None
     """What expansion needs, without the tensor; None where the model does not take this kind."""
 
@@ -88,4 +90,4 @@ class MediaIntake:
         features = None
         if ref.kind in self.processor.modalities:
             features = replace(self.processor.features(self.store.get(ref), ref.sha256, ref.kind), tensor=NO_TENSOR)
-        return PreparedMedia(ref, MediaItem(ref, str(self.store.path(ref))), features)
+        return PreparedMedia(ref, MediaItem(ref, str(self.store.path(ref))), self.store.load(ref), features)

@@ -105,7 +105,7 @@ class TokenPolicy(Policy):
         if not media:
             return list(messages)
         await self._take(media)
-        return [message.map_media(lambda item: self._intake.store.load(item.ref)) for message in messages]
+        return [message.map_media(lambda item: self._media[item.ref.key].part) for message in messages]
 
     async def _take(self, media: Sequence[Media]) -> list[PreparedMedia]:
         if not media:
