@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from relax_sdk.errors import MediaError
+from relax_sdk.films import open_film
+from relax_sdk.media_formats import FORMATS, SOUND_ENCODINGS, MediaFormat, sniff
+from relax_sdk.media_limits import LIMITS, MediaLimits
 from relax_sdk.truncation import check_complete
 
 if TYPE_CHECKING:
     import av
     from PIL import Image as PILImage
+    from soundfile import SoundFile
 
 SAMPLING_RATE = 16_000
 """Every sound is decoded to this rate, in Hz, mono."""
@@ -27,8 +32,28 @@ MAX_FRAME_BYTES = 4 * 2**30
 FEW_FRAMES = 64
 """So many frames of any size that is allowed are within `MAX_FRAME_BYTES`; the size of a frame then need not be known."""
 
+BLOCK_VALUES = 2**24
+"""Samples, of all channels together, that are read at a time: 64 MiB."""
+
 FrameSampler = Callable[[int, float], Sequence[int]]
 """Chooses frames of a film: from their number and the frames per second (0: not stated) to ascending indices."""
+
+
+@contextmanager
+def open_image(data: bytes, limits: MediaLimits = LIMITS) -> Iterator[PILImage.Image]:
+    """An image whose pixels are not read yet, and are within the limits.
+
+    Pillow is let try no other format than the one that the bytes begin with.
+
+    Raises:
+        MediaError: of a format that is not taken, too large, or with pixels that have no stated range.
+    """
+    from PIL import Image as PILImage
+
+    with PILImage.open(io.BytesIO(data), formats=(sniff(data, "image").decoder,)) as image:
+        check_mode(image.mode)
+        limits.check_pixels("image", *image.size)
+        yield image
 
 
 def decode_image(data: bytes) -> np.ndarray:
@@ -41,14 +66,12 @@ def decode_image(data: bytes) -> np.ndarray:
         Pixels as uint8 [height, width, 3].
 
     Raises:
-        MediaError: damaged, truncated, or with pixels that have no stated range.
+        MediaError: of a format that is not taken, too large, damaged, truncated, or with pixels that have no stated range.
     """
-    from PIL import Image as PILImage
     from PIL import ImageOps
 
     try:
-        with PILImage.open(io.BytesIO(data)) as image:
-            check_mode(image.mode)
+        with open_image(data) as image:
             ImageOps.exif_transpose(image, in_place=True)
             return np.asarray(_on_white(_eight_bits(image)))
     except MediaError:
@@ -95,29 +118,46 @@ def _on_white(image: PILImage.Image) -> PILImage.Image:
     return PILImage.alpha_composite(white, colours).convert("RGB")
 
 
+@contextmanager
+def open_sound(data: bytes, limits: MediaLimits = LIMITS) -> Iterator[tuple[MediaFormat, SoundFile]]:
+    """A sound whose samples are not read yet, and are within the limits.
+
+    Raises:
+        MediaError: of a format or an encoding that is not taken, or too long.
+    """
+    import soundfile
+
+    sniff(data, "audio")  # libsndfile would try many more, and reads on behind an ID3 tag
+    with soundfile.SoundFile(io.BytesIO(data)) as sound:
+        name = {"WAVEX": "WAV"}.get(sound.format, sound.format)
+        format = next((format for format in FORMATS if format.kind == "audio" and format.decoder == name), None)
+        if format is None or sound.subtype not in SOUND_ENCODINGS:
+            what = f"a sound of format {sound.format} with samples as {sound.subtype}"
+            raise MediaError(f"{what} is not taken; write it as WAV, FLAC, Ogg or MP3")
+        limits.check_sound(sound.frames, sound.channels, sound.samplerate)
+        yield format, sound
+
+
 def decode_audio(data: bytes, sampling_rate: int = SAMPLING_RATE) -> np.ndarray:
     """Samples as float32 [n], mono, at `sampling_rate` Hz.
 
     Raises:
-        MediaError: damaged, empty, shorter than its header says, not finite, or far beyond full scale.
+        MediaError: of a format that is not taken, damaged, empty, too long, shorter than its header says, not finite, or far
+            beyond full scale.
     """
-    import soundfile
-
     check_complete(data)
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as sound:
+        with open_sound(data) as (_, sound):
             stated, rate = sound.frames, sound.samplerate
-            wave = sound.read(dtype="float32", always_2d=True)
+            mono = _read_mono(sound)
+    except MediaError:
+        raise
     except Exception as error:
         raise MediaError(f"damaged sound ({error})") from error
-    if len(wave) == 0:
+    if len(mono) == 0:
         raise MediaError("the sound holds no samples")
-    if len(wave) < stated * 0.99:
-        raise MediaError(f"truncated sound: {len(wave)} of {stated} samples could be read")
-    if not np.isfinite(wave).all():
-        raise MediaError(f"the sound holds {int((~np.isfinite(wave)).sum())} samples that are NaN or infinite")
-    check_amplitude(wave)
-    mono = wave.mean(axis=1) if wave.shape[1] > 1 else wave[:, 0]
+    if len(mono) < stated * 0.99:
+        raise MediaError(f"truncated sound: {len(mono)} of {stated} samples could be read")
     if rate != sampling_rate:
         import soxr
 
@@ -125,13 +165,34 @@ def decode_audio(data: bytes, sampling_rate: int = SAMPLING_RATE) -> np.ndarray:
     return np.ascontiguousarray(mono, dtype=np.float32)
 
 
-def check_amplitude(wave: np.ndarray) -> None:
-    """Refuse samples that were never scaled to floats of full scale 1.0.
+def _read_mono(sound: SoundFile) -> np.ndarray:
+    """The mean of all channels, float32 [n]; the channels themselves are held only in blocks.
 
     Raises:
-        MediaError: a sample beyond ±`MAX_AMPLITUDE`.
+        MediaError: samples that are not finite, or far beyond full scale.
     """
-    peak = float(np.abs(wave).max())
+    mono, n, wrong, peak = np.empty(sound.frames, np.float32), 0, 0, 0.0
+    while len(block := sound.read(max(1, BLOCK_VALUES // sound.channels), dtype="float32", always_2d=True)):
+        finite = np.isfinite(block)
+        wrong += block.size - int(np.count_nonzero(finite))
+        peak = max(peak, float(np.abs(block).max(where=finite, initial=0.0)))
+        mono[n : n + len(block)] = block.mean(axis=1) if block.shape[1] > 1 else block[:, 0]
+        n += len(block)
+    if wrong:
+        raise MediaError(f"the sound holds {wrong} samples that are NaN or infinite")
+    check_peak(peak)
+    return mono[:n]
+
+
+def check_peak(peak: float) -> None:
+    """Refuse samples that were never scaled to floats of full scale 1.0.
+
+    Args:
+        peak: greatest absolute value of a sample.
+
+    Raises:
+        MediaError: it is beyond `MAX_AMPLITUDE`.
+    """
     if peak > MAX_AMPLITUDE:
         raise MediaError(
             f"the samples reach {peak:g}, where full scale is 1.0; divide them by their full scale (32768 for 16-bit integers)"
@@ -159,13 +220,14 @@ def decode_video(data: bytes, max_frames: int = 16, sample: FrameSampler | None 
         uint8 [n, height, width, 3], and the frames per second of the returned frames.
 
     Raises:
-        MediaError: damaged or truncated, or `sample` refuses the film.
+        MediaError: of a format that is not taken, damaged or truncated, or `sample` refuses the film.
     """
+    film = sniff(data, "video")  # decord takes whatever its FFmpeg guesses
     check_complete(data)
     if sample is None:
         sample = _evenly(max_frames)
     try:
-        frames, count, fps = _decode_decord(data, sample)
+        frames, count, fps = _decode_decord(data, sample) if film.decoder != "gif" else _decode_pyav(data, sample)
     except MediaError:
         raise
     except Exception:
@@ -188,19 +250,13 @@ def _decode_decord(data: bytes, sample: FrameSampler) -> tuple[np.ndarray, int, 
 
 def _decode_pyav(data: bytes, sample: FrameSampler) -> tuple[np.ndarray, int, float]:
     """The fallback for containers that decord cannot open, and the one whose errors are told."""
-    import av
 
     def frames() -> Iterator[av.VideoFrame]:
-        with av.open(io.BytesIO(data), "r") as container:
-            stream = container.streams.video[0]
-            stream.thread_count = 1
+        with open_film(data, LIMITS) as (container, stream):
             yield from container.decode(stream)
 
     try:
-        with av.open(io.BytesIO(data), "r") as container:
-            if not container.streams.video:
-                raise MediaError("the file holds no video stream")
-            stream = container.streams.video[0]
+        with open_film(data, LIMITS) as (_, stream):
             stated, fps = stream.frames, float(stream.average_rate or 0)
             size = stream.codec_context.height, stream.codec_context.width
         # Only the wanted frames are held: all of a long video would not fit in memory. WebM does not state their number.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import re
 import threading
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -14,9 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from relax_sdk.decoding import SAMPLING_RATE, check_amplitude, decode_audio, decode_image, decode_video
+from relax_sdk.decoding import SAMPLING_RATE, check_peak, decode_audio, decode_image, decode_video
 from relax_sdk.errors import MediaError
-from relax_sdk.probing import EXTENSIONS, LIMITS, Kind, MediaKey, MediaLimits, MediaRef, probe, verify
+from relax_sdk.media_formats import EXTENSIONS, Kind
+from relax_sdk.media_limits import LIMITS, MediaLimits
+from relax_sdk.probing import MediaKey, MediaRef, probe, verify
 
 if TYPE_CHECKING:
     from typing import Self
@@ -44,8 +45,6 @@ __all__ = [
     "verify",
 ]
 
-_SHA256 = re.compile("[0-9a-f]{64}")
-
 
 @dataclass(frozen=True)
 class Media:
@@ -60,8 +59,12 @@ class Media:
     def from_bytes(cls, data: bytes, *, limits: MediaLimits = LIMITS) -> Self:
         """Take an encoded file (PNG, JPEG, WAV, FLAC, MP3, MP4, …) as it is.
 
+        Args:
+            data: of one of `relax_sdk.media_formats.FORMATS`.
+            limits: tighter than `LIMITS`, which hold for all that is stored or decoded.
+
         Raises:
-            MediaError: too large, not of this kind, or its header cannot be read.
+            MediaError: too large, of a format that is not taken, or its header cannot be read.
         """
         return cls(probe(data, cls.kind, limits), _data=bytes(data))
 
@@ -69,8 +72,12 @@ class Media:
     def from_file(cls, path: str | os.PathLike[str], *, limits: MediaLimits = LIMITS) -> Self:
         """Take a file as it is; its bytes are read again when they are stored.
 
+        Args:
+            path: of a file of one of `relax_sdk.media_formats.FORMATS`.
+            limits: tighter than `LIMITS`, which hold for all that is stored or decoded.
+
         Raises:
-            MediaError: missing, too large, not of this kind, or its header cannot be read.
+            MediaError: missing, too large, of a format that is not taken, or its header cannot be read.
         """
         try:
             size = os.stat(path).st_size
@@ -194,7 +201,7 @@ class Audio(Media):
                 "samples; transpose it (samples.T)"
             )
         try:
-            check_amplitude(wave)
+            check_peak(float(np.abs(wave).max()))
         except MediaError as error:
             raise MediaError(f"Audio.from_array: {error}") from error
         buffer = io.BytesIO()
@@ -291,15 +298,28 @@ class MediaStore:
         """Write the bytes if they are not yet here, after decoding them once to be sure they are whole.
 
         Raises:
-            MediaError: damaged, not what its hash says, or the folder cannot be written.
+            MediaError: damaged, of a format that is not taken, not what its hash says, or the folder cannot be written.
         """
-        path = self.path(media.ref)
-        if path.exists():
+        if self.path(media.ref).exists():
             return media.ref
         data = media.bytes()
-        if hashlib.sha256(data).hexdigest() != media.ref.sha256:
-            raise MediaError(f"{media.kind}: its bytes do not have the sha256 {media.ref.sha256[:12]}… that it claims")
         verify(data, media.ref)
+        self.write(media.ref, data)
+        return media.ref
+
+    def write(self, ref: MediaRef, data: bytes) -> None:
+        """Write bytes that were verified, such as by another process, if they are not yet here.
+
+        Raises:
+            MediaError: of a format that is not taken, not what their hash says, or the folder cannot be written.
+        """
+        path = self.path(ref)
+        if path.exists():
+            return
+        if ref.mime not in EXTENSIONS:
+            raise MediaError(f"{ref.mime!r} is none of the formats that are taken: {', '.join(EXTENSIONS)}")
+        if hashlib.sha256(data).hexdigest() != ref.sha256:
+            raise MediaError(f"{ref.kind}: its bytes do not have the sha256 {ref.sha256[:12]}… that it claims")
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
         try:
             path.parent.mkdir(exist_ok=True)
@@ -308,7 +328,6 @@ class MediaStore:
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise MediaError(f"media folder {self.root} cannot be written ({error.strerror})") from error
-        return media.ref
 
     def path(self, ref: MediaRef) -> Path:
         """The file that holds the bytes of `ref`, or would hold them.
@@ -316,7 +335,7 @@ class MediaStore:
         Raises:
             MediaError: the reference carries no sha256.
         """
-        if _SHA256.fullmatch(ref.sha256) is None:
+        if len(ref.sha256) != 64 or not all(c in "0123456789abcdef" for c in ref.sha256):
             raise MediaError(f"not a sha256: {ref.sha256!r}")
         return self.root / ref.sha256[:2] / (ref.sha256 + ref.extension)
 

@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from relax_sdk.decoding import check_mode, decode_audio, decode_image, decode_video
+from relax_sdk.decoding import decode_audio, decode_image, decode_video, open_image, open_sound
 from relax_sdk.errors import MediaError
+from relax_sdk.films import measure_film
+from relax_sdk.media_formats import EXTENSIONS, Kind, sniff
+from relax_sdk.media_limits import LIMITS, MediaLimits
 
 if TYPE_CHECKING:
     from PIL import Image as PILImage
 
-Kind = Literal["image", "audio", "video"]
 MediaKey = tuple[Kind, str]
 """Kind and sha256 of an item: the same GIF is another item as an image than as a film."""
 
-
-@dataclass(frozen=True)
-class MediaLimits:
-    """Limits of what a single media item may cost to hold and to decode."""
-
-    max_bytes: int = 64 * 2**20
-    max_pixels: int = 4096 * 4096
-    """Width times height of an image or of one video frame."""
-    max_seconds: float = 600.0
-    """Duration of a sound or video."""
-    max_frames: int = 18_000
-    """Frames of a video."""
-    max_samples: int = 120_000_000
-    """Samples of a sound, all channels together."""
-
-
-LIMITS = MediaLimits()
+VERIFIED_PIXELS = 2**25
+"""Pixels of a film's frames that are held while it is verified; at least two frames, at most eight."""
 
 
 @dataclass(frozen=True)
@@ -71,34 +57,27 @@ class MediaRef:
 
 
 def probe(data: bytes, kind: Kind, limits: MediaLimits = LIMITS) -> MediaRef:
-    """Read an item's header and check it against the limits.
+    """Read an item's header and check it against the limits; nothing is decoded.
 
     Raises:
-        MediaError: empty, too large, not of `kind`, or the header cannot be read.
+        MediaError: empty, too large, of a format that is not taken, or the header cannot be read.
     """
-    if not data:
-        raise MediaError(f"empty {kind} (0 bytes)")
-    if len(data) > limits.max_bytes:
-        raise MediaError(f"{kind} of {len(data):,} bytes, more than the limit of {limits.max_bytes:,}")
+    limits.check_size(kind, len(data))
     facts = {"image": _probe_image, "audio": _probe_audio, "video": _probe_video}[kind](data, limits)
     return MediaRef(sha256=hashlib.sha256(data).hexdigest(), size=len(data), **facts)
 
 
 def _probe_image(data: bytes, limits: MediaLimits) -> dict[str, Any]:
-    from PIL import Image as PILImage
-
     try:
-        with PILImage.open(io.BytesIO(data)) as image:
-            check_mode(image.mode)
-            mime, (width, height) = image.get_format_mimetype(), image.size
+        with open_image(data, limits) as image:
+            width, height = image.size
             if _lies_on_its_side(image):
                 width, height = height, width
     except MediaError:
         raise
     except Exception as error:
         raise MediaError(f"not a readable image ({error})") from error
-    _check_pixels("image", width, height, limits)
-    return dict(mime=mime or "image/unknown", width=width, height=height)
+    return dict(mime=sniff(data, "image").mime, width=width, height=height)
 
 
 def _lies_on_its_side(image: PILImage.Image) -> bool:
@@ -113,56 +92,18 @@ def _lies_on_its_side(image: PILImage.Image) -> bool:
 
 
 def _probe_audio(data: bytes, limits: MediaLimits) -> dict[str, Any]:
-    import soundfile
-
     try:
-        info = soundfile.info(io.BytesIO(data))
-    except Exception as error:
-        raise MediaError(f"not a readable sound ({error})") from error
-    if info.frames <= 0:
-        raise MediaError("the sound holds a header but no samples")
-    if info.duration > limits.max_seconds:
-        raise MediaError(f"sound of {info.duration:.1f} s, more than the limit of {limits.max_seconds:g} s")
-    if info.frames * info.channels > limits.max_samples:
-        raise MediaError(
-            f"sound of {info.frames:,} samples in {info.channels} channels, more than the limit of {limits.max_samples:,}"
-        )
-    mime = {"WAV": "audio/wav", "FLAC": "audio/flac", "OGG": "audio/ogg", "MP3": "audio/mpeg"}.get(info.format, "audio/unknown")
-    return dict(mime=mime, duration=info.duration, sampling_rate=info.samplerate)
-
-
-def _probe_video(data: bytes, limits: MediaLimits) -> dict[str, Any]:
-    import av
-
-    try:
-        with av.open(io.BytesIO(data), "r") as container:
-            if not container.streams.video:
-                raise MediaError("the file holds no video stream")
-            stream = container.streams.video[0]
-            width, height = stream.codec_context.width, stream.codec_context.height
-            fps = float(stream.average_rate or 0) or None
-            duration = container.duration / av.time_base if container.duration else None
-            frames = stream.frames or int((duration or 0) * (fps or 0))
-            mime = _VIDEO_FORMATS.get(container.format.name)
-            if mime is None:
-                raise MediaError(f"not a video but {container.format.long_name}; allowed: MP4, WebM, Matroska, AVI, GIF")
+        with open_sound(data, limits) as (format, sound):
+            return dict(mime=format.mime, duration=sound.frames / sound.samplerate, sampling_rate=sound.samplerate)
     except MediaError:
         raise
     except Exception as error:
-        raise MediaError(f"not a readable video ({error})") from error
-    _check_pixels("video frame", width, height, limits)
-    if duration is not None and duration > limits.max_seconds:
-        raise MediaError(f"video of {duration:.1f} s, more than the limit of {limits.max_seconds:g} s")
-    if frames > limits.max_frames:
-        raise MediaError(f"video of {frames:,} frames, more than the limit of {limits.max_frames:,}")
-    return dict(mime=mime, width=width, height=height, duration=duration, fps=fps)
+        raise MediaError(f"not a readable sound ({error})") from error
 
 
-def _check_pixels(what: str, width: int, height: int, limits: MediaLimits) -> None:
-    if width * height > limits.max_pixels:
-        raise MediaError(f"{what} of {width}x{height} pixels, more than the limit of {limits.max_pixels:,}")
-    if width < 1 or height < 1:
-        raise MediaError(f"{what} of {width}x{height} pixels")
+def _probe_video(data: bytes, limits: MediaLimits) -> dict[str, Any]:
+    film = measure_film(data, limits)
+    return dict(mime=film.format.mime, width=film.width, height=film.height, duration=film.duration, fps=film.fps)
 
 
 def verify(data: bytes, ref: MediaRef) -> None:
@@ -176,31 +117,5 @@ def verify(data: bytes, ref: MediaRef) -> None:
     elif ref.kind == "audio":
         decode_audio(data)
     else:
-        decode_video(data, max_frames=8)
-
-
-_VIDEO_FORMATS = {
-    "mov,mp4,m4a,3gp,3g2,mj2": "video/mp4",
-    "matroska,webm": "video/webm",
-    "avi": "video/x-msvideo",
-    "gif": "video/gif",
-}
-"""MIME type by the name FFmpeg gives the container."""
-
-EXTENSIONS = {
-    "image/png": ".png",
-    "image/jpeg": ".jpg",
-    "image/webp": ".webp",
-    "image/gif": ".gif",
-    "image/bmp": ".bmp",
-    "image/tiff": ".tiff",
-    "audio/wav": ".wav",
-    "audio/flac": ".flac",
-    "audio/ogg": ".ogg",
-    "audio/mpeg": ".mp3",
-    "video/mp4": ".mp4",
-    "video/webm": ".webm",
-    "video/x-msvideo": ".avi",
-    "video/gif": ".gif",
-}
-"""File ending of the store's copy by MIME type."""
+        pixels = (ref.width or 1) * (ref.height or 1)
+        decode_video(data, max_frames=max(2, min(8, VERIFIED_PIXELS // pixels)))

@@ -6,6 +6,9 @@ import struct
 
 from relax_sdk.errors import MediaError
 
+MAX_CHUNKS = 10_000
+"""Chunks of a WAV file before its samples."""
+
 
 def check_complete(data: bytes) -> None:
     """Compare what a WAV, Ogg or WebM/Matroska file says of its length with the bytes that are there.
@@ -26,13 +29,16 @@ def check_complete(data: bytes) -> None:
 def _check_wav(data: bytes, order: str) -> None:
     """The `data` chunk must lie within the file; sizes of about 2 GiB and more are those of streams of unknown length."""
     at = 12
-    while at + 8 <= len(data):
+    for _ in range(MAX_CHUNKS):
+        if at + 8 > len(data):
+            return
         name, size = struct.unpack_from(order + "4sI", data, at)
         if name == b"data":
             if size < 0x7FFF0000 and at + 8 + size > len(data):
                 raise MediaError(f"truncated sound: {len(data) - at - 8:,} of {size:,} bytes of samples are there")
             return
         at += 8 + size + size % 2
+    raise MediaError(f"damaged sound: more than {MAX_CHUNKS:,} chunks stand before its samples")
 
 
 def _check_ogg(data: bytes) -> None:

@@ -431,5 +431,5 @@ def test_probe_says_what_was_expected(picture: Image) -> None:
         probe(picture.bytes(), "audio")
     with pytest.raises(MediaError, match="not a readable image"):
         probe(Audio.from_array(np.zeros(100, np.float32)).bytes(), "image")
-    with pytest.raises(MediaError, match=r"not a video but .*png"):
+    with pytest.raises(MediaError, match="not a readable video"):
         probe(picture.bytes(), "video")
