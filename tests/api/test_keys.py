@@ -13,6 +13,7 @@ import openai
 import pytest
 from relax_server.api.keys import Key, KeyRing
 from relax_server.api.quotas import FairSlots, TokenRates
+from relax_server.api.settings import ServiceConfig
 from relax_server.gateway.errors import ApiError
 from relax_server.journal.sql import SqlJournal
 from sample_groups import ManualClock, make_group
@@ -162,14 +163,66 @@ def test_keys_are_hashed_at_rest_and_expire(tmp_path: Path) -> None:
     journal.engine.dispose()
     for file in tmp_path.iterdir():
         assert secret.encode() not in file.read_bytes()
-    assert ring.find(secret) == key and ring.any()
+    assert ring.find(secret) == key and ring.any_works()
     clock.advance(61)
-    assert ring.find(secret) is None and not ring.any()
+    assert ring.find(secret) is None and ring.by_id(key.id) is None and not ring.any_works()
+    assert ring.any(), "a service that had a key once is not open to all"
     for wrong in (dict(rights=["fly"]), dict(rights=[]), dict(episodes=0), dict(tokens_per_minute=0), dict(lifetime=0)):
         with pytest.raises(relax.ConfigError, match="key"):
             ring.create("b", **wrong)
     journal.close()
     assert sqlite3.connect(tmp_path / "journal.db").execute("select count(*) from keys").fetchone() == (1,)
+
+
+def test_a_clock_that_is_set_back_prolongs_no_key(tmp_path: Path) -> None:
+    clock, elapsed = ManualClock(), ManualClock(0.0)
+    journal = SqlJournal(tmp_path / "journal.db")
+    ring = KeyRing(journal, clock, elapsed)
+    (revoked, key), (expiring, _) = ring.create("a"), ring.create("b", lifetime=60.0)
+    assert ring.find(revoked) and ring.known(revoked) and ring.find(expiring) and ring.known(expiring)
+    clock.advance(-3600)
+    elapsed.advance(61)
+    KeyRing(journal).revoke(key.id)  # as the command does, in another process
+    assert ring.known(revoked) is None and ring.find(revoked) is None, "it is asked for again by elapsed time"
+    assert ring.known(expiring) is None and ring.find(expiring) is None, "and its time is over"
+    journal.close()
+
+
+def test_no_keys_is_for_this_machine_alone() -> None:
+    with pytest.raises(relax.ConfigError, match=r"no_keys = True with host = 0\.0\.0\.0"):
+        ServiceConfig(Path("x"), host="0.0.0.0", no_keys=True)
+
+
+def test_what_had_a_key_once_opens_without_one_only_when_it_is_told_to(tmp_path: Path, service: Service) -> None:
+    """Its only key is revoked, and the service started again: nobody gets in, and it says what to do; with --no-keys anybody
+    plays, and still sees nothing that belongs to a key."""
+    with service.client() as client:
+        engine = client.get("/v1/models").json()["engines"][0]["url"]
+    journal = SqlJournal(tmp_path / "journal.db")
+    ring = KeyRing(journal)
+    secret, key = ring.create("was")
+    journal.commit(make_group("hers"), "her-run", owner=key.id)
+    journal.commit(make_group("of-a-run"), "run-1")
+    ring.revoke(key.id)
+    it = start(tmp_path, "--engine", engine, "--drain-seconds", "0")
+    try:
+        for shown in ("", secret):
+            with it.client(shown) as client:
+                assert client.get("/v1/envs").status_code == client.get("/v1/trajectories/hers-0").status_code == 401
+        assert "all were revoked or have expired: make one with `relax keys add" in (tmp_path / "serve.log").read_text()
+    finally:
+        it.stop()
+    it = start(tmp_path, "--engine", engine, "--drain-seconds", "0", "--no-keys")
+    try:
+        with it.client() as client:
+            assert client.get("/v1/envs").status_code == 200 == client.get("/v1/trajectories/of-a-run-0").status_code
+            assert client.get("/v1/trajectories/hers-0").status_code == 404
+        with it.client(ring.create("root", ["admin"])[0]) as client:
+            assert client.get("/v1/trajectories/hers-0").status_code == 200, "a key that is shown counts"
+        assert "no keys wanted (--no-keys)" in (tmp_path / "serve.log").read_text()
+    finally:
+        it.stop()
+        journal.close()
 
 
 def test_another_address_than_this_machine_s_wants_a_key(tmp_path: Path) -> None:

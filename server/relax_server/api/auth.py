@@ -21,7 +21,7 @@ async def caller(request: HTTPConnection, core: ServiceCore, right: Right = "run
     secret = bearer(request)
     key = core.keys.known(secret) if secret else None
     locked = await core.wants_keys()
-    if key is None and secret and locked:
+    if key is None and secret and (locked or core.config.no_keys):
         key = await core.ask(core.keys.find, secret)
     if key is None:
         if locked:
@@ -46,7 +46,7 @@ async def session_of(request: HTTPConnection, core: ServiceCore, hub: SessionHub
         ApiError: unknown, or not the caller's, which is told in the same words.
     """
     session, secret = hub.get(id), bearer(request)
-    if session.opens_with(secret) or not await core.wants_keys():
+    if session.opens_with(secret):
         add_ids(key=session.key.id, **session.log_ids)
         return session
     key = await caller(request, core)

@@ -27,6 +27,9 @@ def serve(
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8000,
+    no_keys: Annotated[
+        bool, typer.Option("--no-keys", help="Ask for no key though keys were made; at an address of this machine alone.")
+    ] = False,
     folder: Folder = FOLDER,
     engine: Annotated[list[str] | None, typer.Option(help="URL of an engine that runs; may be repeated.")] = None,
     media_paths: Annotated[
@@ -52,6 +55,7 @@ def serve(
         media_paths=media_paths,
         host=host,
         port=port,
+        no_keys=no_keys,
         journal=journal,
         threads=threads,
         drain_seconds=drain_seconds,

@@ -66,7 +66,7 @@ class ServiceCore:
             raise ConfigError(f"{config.journal}: the service needs an SQL journal")
         self.journal = journal
         self.keys = KeyRing(journal)
-        self.locked = self.keys.any()
+        self.locked = not config.no_keys and self.keys.any()
         """Whether callers must show a key, as far as is known; see `wants_keys`."""
         self._looked = 0.0
         if not config.loopback and not self.locked:
@@ -184,9 +184,9 @@ class ServiceCore:
         return known
 
     async def wants_keys(self) -> bool:
-        """Whether callers must show a key: from the first one on, also if it was made while the service runs."""
+        """Whether callers must show a key: from the first one on, also if it was made while the service runs, and for ever."""
         now = asyncio.get_running_loop().time()
-        if not self.locked and now - self._looked > KNOWN_SECONDS:
+        if not self.locked and not self.config.no_keys and now - self._looked > KNOWN_SECONDS:
             self._looked = now
             self.locked = await self.ask(self.keys.any)
         return self.locked

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -19,7 +20,7 @@ Right = Literal["run", "upload", "admin"]
 RIGHTS: frozenset[str] = frozenset(get_args(Right))
 """`run` plays episodes; `upload` brings environments as code; `admin` sees and ends what others do."""
 PREFIX = "rlx_"
-KNOWN_SECONDS = 5.0
+KNOWN_SECONDS = 2.0
 """How long a key is believed without asking the database again: a revoked one works that much longer."""
 
 
@@ -43,7 +44,8 @@ class Key:
 
 
 LOCAL = Key("local", "local", frozenset({"run"}), episodes=1 << 31, tokens_per_minute=1 << 53)
-"""Anybody on this machine, while no key was made. Bringing code takes a key all the same."""
+"""Anybody on this machine, while no key was ever made, or at a service that was started with `--no-keys`. Bringing code takes a
+key all the same."""
 
 
 class KeyRing:
@@ -51,13 +53,19 @@ class KeyRing:
 
     Args:
         journal: whose database it is.
-        clock: Unix seconds.
+        clock: Unix seconds, by which keys expire.
+        elapsed: seconds, never going back: for how long a key is believed, and when one that was seen expires at the latest,
+            also where the clock is set back.
     """
 
-    def __init__(self, journal: SqlJournal, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, journal: SqlJournal, clock: Callable[[], float] = time.time, elapsed: Callable[[], float] = time.monotonic
+    ) -> None:
         self._journal = journal
-        self._clock = clock
+        self._clock, self._elapsed = clock, elapsed
         self._known: dict[str, tuple[float, Key | None]] = {}
+        self._last_moments: dict[str, float] = {}
+        """By the id of a key: when it expires at the latest, by `elapsed`."""
 
     def create(
         self,
@@ -98,8 +106,8 @@ class KeyRing:
 
     def find(self, secret: str) -> Key | None:
         """The key that a secret belongs to; None if there is none, or it was revoked or has expired."""
-        now, hashed = self._clock(), digest(secret)
-        asked, key = self._known.get(hashed, (0.0, None))
+        now, hashed = self._elapsed(), digest(secret)
+        asked, key = self._known.get(hashed, (-math.inf, None))
         if now - asked > KNOWN_SECONDS:
             with self._journal.reading("look up a key") as connection:
                 query = select(keys).where(keys.c.hash == hashed, keys.c.revoked_at.is_(None))
@@ -108,31 +116,47 @@ class KeyRing:
             if len(self._known) > 10_000:  # guesses are remembered too, so that they cost no query each
                 self._known.clear()
             self._known[hashed] = now, key
-        if key is not None and key.expires_at is not None and key.expires_at <= now:
-            return None
-        return key
+        return key if key is not None and not self._expired(key) else None
 
     def known(self, secret: str) -> Key | None:
         """As `find`, but only from memory, so that it never blocks; None may mean that it has to be asked."""
-        asked, key = self._known.get(digest(secret), (0.0, None))
-        now = self._clock()
-        fresh = now - asked <= KNOWN_SECONDS and key is not None and (key.expires_at is None or key.expires_at > now)
-        return key if fresh else None
+        asked, key = self._known.get(digest(secret), (-math.inf, None))
+        fresh = key is not None and self._elapsed() - asked <= KNOWN_SECONDS
+        return key if fresh and key is not None and not self._expired(key) else None
 
     def by_id(self, id: str) -> Key | None:
         """The key with an id, if it works."""
         if id == LOCAL.id:
             return LOCAL
-        alive = keys.c.revoked_at.is_(None) & (keys.c.expires_at.is_(None) | (keys.c.expires_at > self._clock()))
         with self._journal.reading("look up a key") as connection:
-            row = connection.execute(select(keys).where(keys.c.id == id, alive)).mappings().first()
-        return _key(dict(row)) if row is not None else None
+            row = connection.execute(select(keys).where(keys.c.id == id, keys.c.revoked_at.is_(None))).mappings().first()
+        key = _key(dict(row)) if row is not None else None
+        return key if key is not None and not self._expired(key) else None
 
     def any(self) -> bool:
+        """Whether a key was ever made, also if it was revoked or has expired since: what was locked once stays so."""
+        with self._journal.reading("look for keys") as connection:
+            return connection.execute(select(keys.c.id).limit(1)).first() is not None
+
+    def any_works(self) -> bool:
         """Whether there is a key that works."""
-        with self._journal.reading("count keys") as connection:
-            alive = keys.c.revoked_at.is_(None) & (keys.c.expires_at.is_(None) | (keys.c.expires_at > self._clock()))
-            return connection.execute(select(keys.c.id).where(alive).limit(1)).first() is not None
+        with self._journal.reading("look for keys") as connection:
+            rows = connection.execute(select(keys).where(keys.c.revoked_at.is_(None))).mappings()
+            return any(not self._expired(_key(dict(row))) for row in rows)
+
+    def ended(self, ids: Collection[str]) -> dict[str, str]:
+        """Keys that work no more, of those with these ids, and why: in words that follow the key's name."""
+        with self._journal.reading("look for keys that have ended") as connection:
+            query = select(keys).where(keys.c.id.in_(ids))
+            rows = [dict(row) for row in connection.execute(query).mappings()]
+        why = {id: "is not there any more" for id in ids}
+        for row in rows:
+            key = _key(row)
+            why[key.id] = "was revoked" if row["revoked_at"] is not None else "has expired" if self._expired(key) else ""
+        ended = {id: reason for id, reason in why.items() if reason}
+        if ended:
+            self._known = {hashed: seen for hashed, seen in self._known.items() if seen[1] is None or seen[1].id not in ended}
+        return ended
 
     def list(self) -> list[dict[str, Any]]:
         """All keys without their hashes, oldest first."""
@@ -148,6 +172,14 @@ class KeyRing:
             done = connection.execute(change).rowcount == 1
         self._known.clear()
         return done
+
+    def _expired(self, key: Key) -> bool:
+        """Whether a key's time is over; a clock that is set back after the key was first seen prolongs nothing."""
+        if key.expires_at is None:
+            return False
+        left, now = key.expires_at - self._clock(), self._elapsed()
+        last = self._last_moments[key.id] = min(now + left, self._last_moments.get(key.id, math.inf))
+        return left <= 0 or last <= now
 
 
 def _key(row: dict[str, Any]) -> Key:

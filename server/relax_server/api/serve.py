@@ -93,7 +93,7 @@ async def _serve(config: ServiceConfig) -> None:
         host, port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
         near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         core.relay_url = f"ws://{f'[{near}]' if ':' in near else near}:{port}/v1/relay"
-        say(f"ready at http://{host}:{port} · {config.model} · {folder} · {'keys wanted' if core.locked else 'no keys yet'}")
+        say(f"ready at http://{host}:{port} · {config.model} · {folder} · {await _who_may(core)}")
         watching = asyncio.create_task(_watch(process, core, server)) if process is not None else None
         await server.serve([listener])
         if watching is not None:
@@ -102,6 +102,18 @@ async def _serve(config: ServiceConfig) -> None:
         if process is not None:
             await process.stop()
     say(f"ended; everything is in {folder}")
+
+
+async def _who_may(core: ServiceCore) -> str:
+    """Who may play, and what to do if nobody may."""
+    if core.config.no_keys:
+        return "no keys wanted (--no-keys)"
+    if not core.locked:
+        return "no keys yet"
+    if await core.ask(core.keys.any_works):
+        return "keys wanted"
+    make = f"make one with `relax keys add NAME --folder {core.config.folder}`"
+    return f"keys wanted, and all were revoked or have expired: {make}, or start with --no-keys for this machine alone"
 
 
 async def _watch(process: EngineProcess, core: ServiceCore, server: uvicorn.Server) -> None:

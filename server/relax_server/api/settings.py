@@ -26,6 +26,8 @@ class ServiceConfig:
     """`engines` read the media folder themselves, so that they are sent paths in it; otherwise the bytes with every call."""
     host: str = "127.0.0.1"
     port: int = 8000
+    no_keys: bool = False
+    """Callers may go without a key though there are, or were, some; only at an address that this machine alone can reach."""
     journal: str | None = None
     """URL or file; None: `journal.db` in `folder`."""
     threads: int = 1
@@ -63,6 +65,10 @@ class ServiceConfig:
         for name, least in (("concurrency", 1), ("max_body", 1024), ("threads", 1), ("max_runs", 1), ("max_engines", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"ServiceConfig.{name} = {getattr(self, name)}; allowed: {least} or more")
+        if self.no_keys and not self.loopback:
+            raise ConfigError(
+                f"ServiceConfig.no_keys = True with host = {self.host}; allowed: an address of this machine alone"
+            )
         if self.idle_timeout <= 0:
             raise ConfigError(f"ServiceConfig.idle_timeout = {self.idle_timeout}; allowed: above 0 seconds")
         if not 0 < self.keep_events_days < math.inf:

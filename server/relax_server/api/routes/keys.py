@@ -20,7 +20,7 @@ async def make_key(body: KeyBody, core: Core, key: Admin) -> Response:
     """Make a key; its secret is told once."""
     arguments = (body.name, list(body.rights), body.episodes, body.tokens_per_minute, body.lifetime)
     secret, made = await core.ask(core.keys.create, *arguments)
-    core.locked = True
+    core.locked = not core.config.no_keys
     return json_response({"secret": secret, "id": made.id, "name": made.name, "rights": sorted(made.rights)}, 201)
 
 
