@@ -44,12 +44,19 @@ class Call:
     path: str
     json: Any = None
     content: bytes | None = None
+    """Sent as `application/octet-stream`."""
     params: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     safe: bool = True
     """Doing it twice is the same as doing it once."""
     raw: bool = False
     """The answer is bytes, not JSON."""
+
+    @property
+    def sent_headers(self) -> dict[str, str]:
+        """Headers of the request."""
+        kind = {"Content-Type": "application/octet-stream"} if self.content is not None else {}
+        return kind | dict(self.headers)
 
     def passes(self, error: BaseException) -> bool:
         """Whether it may be sent again after an error."""
@@ -108,7 +115,7 @@ class Transport(_Settings):
 
         try:
             response = self._http.request(
-                call.method, call.path, json=call.json, content=call.content, params=call.params, headers=call.headers
+                call.method, call.path, json=call.json, content=call.content, params=call.params, headers=call.sent_headers
             )
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
@@ -187,7 +194,7 @@ class AsyncTransport(_Settings):
 
         try:
             response = await self._http.request(
-                call.method, call.path, json=call.json, content=call.content, params=call.params, headers=call.headers
+                call.method, call.path, json=call.json, content=call.content, params=call.params, headers=call.sent_headers
             )
         except httpx.TransportError as error:
             raise self._unreachable(error) from error

@@ -18,6 +18,7 @@ from service_process import Service
 import relax_sdk as relax
 
 HELLO = [{"role": "user", "content": "hello"}]
+JSON = {"Content-Type": "application/json"}
 
 
 def agent(session: dict) -> openai.OpenAI:
@@ -274,8 +275,8 @@ def test_a_request_that_cannot_be_carried_out_is_refused_in_openai_s_shape(servi
 def test_bodies_that_are_not_json_or_too_large(service: Service) -> None:
     session = service.open()
     url = session["base_url"] + "/chat/completions"
-    assert httpx.post(url, content=b"{").json()["error"]["code"] == "invalid_json"
-    assert httpx.post(url, content=io.BytesIO(b" " * (65 << 20)), timeout=60).status_code == 413
+    assert httpx.post(url, content=b"{", headers=JSON).json()["error"]["code"] == "invalid_json"
+    assert httpx.post(url, content=io.BytesIO(b" " * (65 << 20)), headers=JSON, timeout=60).status_code == 413
 
 
 def test_unknown_things(service: Service) -> None:

@@ -20,12 +20,12 @@ from starlette.types import ASGIApp
 from relax_sdk.errors import RelaxError
 from relax_server.api.auth import session_called
 from relax_server.api.core import ServiceCore
-from relax_server.api.front import in_front
+from relax_server.api.door.front import in_front
 from relax_server.api.metrics import ServiceState
 from relax_server.api.openapi import describe
 from relax_server.api.retention import Retention
 from relax_server.api.rollouts import RolloutHub
-from relax_server.api.routes import engines, envs, health, keys, pausing, results, rollouts, runs, sessions
+from relax_server.api.routes import docs, engines, envs, health, keys, pausing, results, rollouts, runs, sessions
 from relax_server.api.routes.session_socket import SessionSocket
 from relax_server.api.sessions import ExternalSession, SessionHub
 from relax_server.api.trainings.hub import TrainingHub
@@ -70,17 +70,17 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
             await closing()
         await core.close()
 
-    app = FastAPI(title="Relax Gym", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="Relax Gym", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     core.metrics.watch(ServiceState(lambda: _readings(core, hub, rolling)))
     app.state.core, app.state.hub, app.state.rollouts, app.state.trainings = core, hub, rolling, training
     _errors(app)
-    for module in (health, envs, sessions, rollouts, runs, engines, pausing, results, keys):
+    for module in (docs, health, envs, sessions, rollouts, runs, engines, pausing, results, keys):
         app.include_router(module.router)
 
     calls, sockets = _model_calls(core, hub), SessionSocket(core, hub).routes
     app.router.routes.extend(calls)  # where their other methods are refused
     describe(app)
-    return Application(hub, in_front(app, [*calls, *sockets], bug, core.config))
+    return Application(hub, in_front(app, [*calls, *sockets], bug, core, hub))
 
 
 def _model_calls(core: ServiceCore, hub: SessionHub) -> list[Route | WebSocketRoute]:

@@ -18,19 +18,39 @@ async def caller(request: HTTPConnection, core: ServiceCore, right: Right = "run
     Raises:
         ApiError: no key, one that does not work, or one without the right.
     """
-    secret = bearer(request)
-    key = core.keys.known(secret) if secret else None
-    locked = await core.wants_keys()
-    if key is None and secret and (locked or core.config.no_keys):
-        key = await core.ask(core.keys.find, secret)
-    if key is None:
-        if locked:
-            raise ApiError(401, _wrong(secret), "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-        key = LOCAL
+    key = await _key(bearer(request), core)
     add_ids(key=key.id)
     if not key.may(right):
         raise ApiError(403, f"key {key.name!r} has no right to {right}; it has {', '.join(sorted(key.rights))}", "forbidden")
     return key
+
+
+async def known_caller(request: HTTPConnection, core: ServiceCore, hub: SessionHub) -> None:
+    """Raise if a request shows neither a key that works nor the key of a session, where one is wanted.
+
+    Raises:
+        ApiError: 401.
+    """
+    secret = bearer(request)
+    if hub.by_secret(secret) is None:
+        await _key(secret, core)
+
+
+async def _key(secret: str, core: ServiceCore) -> Key:
+    """The key of a secret, or that of anybody on this machine while there are no keys.
+
+    Raises:
+        ApiError: 401, a key is wanted, and this is none that works.
+    """
+    key = core.keys.known(secret) if secret else None
+    if key is not None:
+        return key
+    locked = await core.wants_keys()
+    if secret and (locked or core.config.no_keys):
+        key = await core.ask(core.keys.find, secret)
+    if key is None and locked:
+        raise ApiError(401, _wrong(secret), "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+    return key or LOCAL
 
 
 def _wrong(secret: str) -> str:

@@ -39,15 +39,40 @@ def serve(
     threads: Annotated[int, typer.Option(help="Threads of the engine that is started.")] = 1,
     drain_seconds: Annotated[float, typer.Option(help="Seconds for what is under way when it is told to end.")] = 10.0,
     keep_events_days: Annotated[float, typer.Option(help="Events of what ended longer ago are pruned.")] = 30.0,
+    concurrency: Annotated[int, typer.Option(help="Episodes at once, over all keys.")] = 4096,
+    idle_timeout: Annotated[float, typer.Option(help="Seconds without a call after which a session is cancelled.")] = 600.0,
+    max_body: Annotated[int, typer.Option(help="Bytes of a request that carries media or code.")] = 64 << 20,
+    max_json: Annotated[int, typer.Option(help="Bytes of any other request.")] = 4 << 20,
+    max_connections: Annotated[int, typer.Option(help="Open connections; open files may allow fewer.")] = 8192,
+    max_connections_per_address: Annotated[int, typer.Option(help="Open connections of one address.")] = 2048,
+    header_seconds: Annotated[float, typer.Option(help="Seconds for the headers of a request.")] = 10.0,
+    body_seconds: Annotated[float, typer.Option(help="Seconds for the body of a request.")] = 120.0,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of a proxy whose X-Forwarded-For and -Proto are believed; may be repeated."),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="Name under which clients may reach it, as behind a proxy; may be repeated.")
+    ] = None,
+    max_runs: Annotated[int, typer.Option(help="Training runs at once; more wait.")] = 1,
+    max_engines: Annotated[int, typer.Option(help="Engines that one training run may have.")] = 4,
     log_format: Annotated[str, typer.Option(help="text, or json: one object a line.")] = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error; info has a line for each request.")] = (
         "warning"
     ),
 ) -> None:
     """Run the rollout service: episodes and agents over HTTP."""
+    from relax_server.api.door.limits import DoorLimits
     from relax_server.api.serve import serve as run
     from relax_server.api.settings import ServiceConfig
 
+    door = DoorLimits(
+        connections=max_connections,
+        connections_per_address=max_connections_per_address,
+        header_seconds=header_seconds,
+        body_seconds=body_seconds,
+        json_bytes=max_json,
+    )
     config = ServiceConfig(
         folder,
         model=model,
@@ -60,6 +85,14 @@ def serve(
         threads=threads,
         drain_seconds=drain_seconds,
         keep_events_days=keep_events_days,
+        concurrency=concurrency,
+        idle_timeout=idle_timeout,
+        max_body=max_body,
+        door=door,
+        proxies=tuple(proxy or ()),
+        allowed_hosts=tuple(allowed_host or ()),
+        max_runs=max_runs,
+        max_engines=max_engines,
         log_format=log_format,  # type: ignore[arg-type]
         log_level=log_level,  # type: ignore[arg-type]
     )

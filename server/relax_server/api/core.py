@@ -69,10 +69,11 @@ class ServiceCore:
         self.locked = not config.no_keys and self.keys.any()
         """Whether callers must show a key, as far as is known; see `wants_keys`."""
         self._looked = 0.0
-        if not config.loopback and not self.locked:
+        if config.exposed and not self.locked:
             journal.close()
+            how = f"proxies = {', '.join(config.proxies)}" if config.loopback else f"host = {config.host}"
             raise ConfigError(
-                f"host = {config.host}: other machines could reach the service, and there is no key yet; "
+                f"{how}: other machines could reach the service, and there is no key yet; "
                 f"make one with `relax keys add NAME --folder {config.folder}`"
             )
         self.identity = Identity(config.folder)

@@ -14,8 +14,12 @@ import uvloop
 from relax_sdk.errors import ConfigError, EngineUnavailable
 from relax_server.api.app import make_app
 from relax_server.api.core import ServiceCore, folder_of
+from relax_server.api.door.browsers import HEADERS
+from relax_server.api.door.connections import Connections
+from relax_server.api.door.limits import connections_allowed
 from relax_server.api.ending import Ending
 from relax_server.api.logs import log_to_stderr, say
+from relax_server.api.metrics import ServiceState
 from relax_server.api.settings import ServiceConfig
 from relax_server.engines.base import Engine
 from relax_server.engines.coalesce import CoalescingEngine
@@ -82,12 +86,17 @@ async def _serve(config: ServiceConfig) -> None:
             app.asgi,
             log_config=None,
             access_log=False,
-            proxy_headers=False,
+            proxy_headers=bool(config.proxies),
+            forwarded_allow_ips=list(config.proxies),
+            server_header=False,
+            headers=HEADERS,
             timeout_graceful_shutdown=CLOSE_SECONDS,
             ws_max_size=config.max_body,
             ws_per_message_deflate=False,
         )
-        server = _Server(settings)
+        connections = Connections(config.door, connections_allowed(config.door.connections), config.proxies)
+        core.metrics.watch(ServiceState(connections.readings))
+        server = _Server(connections.configure(settings))
         Ending(core, app.sessions, server, say, lambda: _kill(process)).listen()
         settle()
         host, port = str(listener.getsockname()[0]), int(listener.getsockname()[1])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from relax_sdk.config import RolloutConfig, SamplingParams
 from relax_sdk.errors import ConfigError
+from relax_server.api.door.limits import DoorLimits
 from relax_server.api.environments.limits import WorkerLimits
 from relax_server.api.logs import FORMATS, LEVELS, LogFormat, LogLevel
 
@@ -44,7 +45,13 @@ class ServiceConfig:
     log_level: LogLevel = "warning"
     """Lines about the service's own life are written at every level; a line for each request from `info` on."""
     max_body: int = 64 << 20
-    """Bytes of a request."""
+    """Bytes of a request that carries media or code."""
+    proxies: tuple[str, ...] = ()
+    """Addresses of proxies; what they say of the client's address and of https is believed."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names under which clients may reach it, besides its address; empty: any, but at a loopback address without proxies."""
+    door: DoorLimits = field(default_factory=DoorLimits)
+    """Limits of connections and of all other requests."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """How sessions and rollouts sample that say nothing else."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -65,10 +72,13 @@ class ServiceConfig:
         for name, least in (("concurrency", 1), ("max_body", 1024), ("threads", 1), ("max_runs", 1), ("max_engines", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"ServiceConfig.{name} = {getattr(self, name)}; allowed: {least} or more")
-        if self.no_keys and not self.loopback:
+        if self.no_keys and self.exposed:
             raise ConfigError(
-                f"ServiceConfig.no_keys = True with host = {self.host}; allowed: an address of this machine alone"
+                f"ServiceConfig.no_keys = True with host = {self.host} and proxies = {self.proxies}; "
+                "allowed: an address of this machine alone, without a proxy"
             )
+        for proxy in self.proxies:
+            _address(proxy)
         if self.idle_timeout <= 0:
             raise ConfigError(f"ServiceConfig.idle_timeout = {self.idle_timeout}; allowed: above 0 seconds")
         if not 0 < self.keep_events_days < math.inf:
@@ -85,3 +95,28 @@ class ServiceConfig:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    @property
+    def exposed(self) -> bool:
+        """Whether other machines can reach it, at its address or through a proxy."""
+        return bool(self.proxies) or not self.loopback
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names that the `Host` header of a request may have; empty: any."""
+        own = (self.host, "127.0.0.1", "localhost", "::1", "[::1]")
+        return (*own, *self.allowed_hosts) if self.allowed_hosts or not self.exposed else ()
+
+
+def _address(proxy: str) -> None:
+    """Check the address of a proxy.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        ipaddress.ip_network(proxy)
+    except ValueError as error:
+        raise ConfigError(
+            f"ServiceConfig.proxies: {proxy!r} is no IP address or network, as 10.0.0.7 or 10.0.0.0/24"
+        ) from error

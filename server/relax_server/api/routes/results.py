@@ -40,7 +40,10 @@ async def media(core: Core, key: Caller, sha256: Annotated[str, Path(pattern="^[
     ref = await core.media_ref(sha256)
     if ref is None:
         raise unknown("media", sha256)
-    headers = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
+    headers = {
+        "Cache-Control": "private, max-age=31536000, immutable",
+        "Content-Security-Policy": "default-src 'none'; sandbox",
+    }
     return FileResponse(core.store.path(ref), media_type=ref.mime, headers=headers)
 
 

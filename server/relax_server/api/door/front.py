@@ -1,4 +1,4 @@
-"""What stands before the application: the log, the check of the host's name, and the routes that are asked for most."""
+"""All that stands before the application, in its order; and the routes that are asked for most."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from starlette.requests import Request
 from starlette.routing import Match, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from relax_server.api.core import ServiceCore
+from relax_server.api.door.bodies import BoundedBodies
+from relax_server.api.door.browsers import OwnPages
+from relax_server.api.door.callers import KnownCallers
 from relax_server.api.logs import RequestLog
-from relax_server.api.settings import ServiceConfig
+from relax_server.api.sessions import SessionHub
 
 Fails = Callable[[Request, Exception], Awaitable[Response]]
 
@@ -41,16 +45,22 @@ class Shortcut:
         await self.app(scope, receive, send)
 
 
-def in_front(app: ASGIApp, routes: Sequence[Route | WebSocketRoute], failed: Fails, config: ServiceConfig) -> ASGIApp:
+def in_front(
+    app: ASGIApp, routes: Sequence[Route | WebSocketRoute], failed: Fails, core: ServiceCore, hub: SessionHub
+) -> ASGIApp:
     """The application with all that stands before it.
 
     Args:
         app: the application.
         routes: that are tried first.
         failed: answers a request in which an endpoint of `routes` failed.
-        config: of the service.
+        core: of the service.
+        hub: of its sessions.
     """
+    config = core.config
     inner: ASGIApp = Shortcut(app, routes, failed)
-    if config.loopback:  # a web page must not reach it under a name of its own
-        inner = TrustedHostMiddleware(inner, allowed_hosts=[config.host, "127.0.0.1", "localhost", "::1", "[::1]"])
+    inner = BoundedBodies(inner, large=config.max_body, small=config.door.json_bytes)
+    inner = OwnPages(KnownCallers(inner, core, hub))
+    if config.hosts:  # a web page must not reach it under a name of its own
+        inner = TrustedHostMiddleware(inner, allowed_hosts=config.hosts)
     return RequestLog(inner)
