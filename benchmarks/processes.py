@@ -34,6 +34,11 @@ class Server:
         self.url, self._process = url, process
 
     @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
     def cpu(self) -> float:
         """Seconds of processor time until now."""
         return sum(self._process.cpu_times()[:2])

@@ -7,6 +7,8 @@ import contextlib
 import json
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import httpx
@@ -17,8 +19,10 @@ from relax_server.api.door.bodies import BoundedBodies
 from relax_server.api.door.browsers import HEADERS, OwnPages
 from relax_server.api.door.connections import HEAD_BYTES, Connections
 from relax_server.api.door.limits import KEPT_FILES, DoorLimits, connections_allowed
+from relax_server.api.keys import KeyRing
 from relax_server.api.settings import ServiceConfig
-from service_process import Service
+from relax_server.journal.sql import SqlJournal
+from service_process import Service, start
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
@@ -170,7 +174,7 @@ async def test_connections_of_a_proxy_are_not_limited_one_by_one() -> None:
 
 
 async def test_silent_connections_make_room_for_those_that_ask() -> None:
-    connections = Connections(DoorLimits(), 4)
+    connections = Connections(DoorLimits(), 4, ["127.0.0.1"])
     async with serving(connections) as port:
         silent = [await say(port) for _ in range(4)]
         reader, _ = await say(port, GET)
@@ -180,7 +184,7 @@ async def test_silent_connections_make_room_for_those_that_ask() -> None:
 
 
 async def test_connections_at_work_are_not_closed_for_others() -> None:
-    connections = Connections(DoorLimits(), 2)
+    connections = Connections(DoorLimits(), 2, ["127.0.0.1"])
     async with serving(connections) as port:
         async with websockets.connect(f"ws://127.0.0.1:{port}/") as talk:
             _, half = await say(port, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf")
@@ -192,6 +196,11 @@ async def test_connections_at_work_are_not_closed_for_others() -> None:
             assert await talk.recv() == "still here"
             half.close()
         await until(lambda: not connections.open)
+
+
+def test_no_address_may_have_all_connections() -> None:
+    assert Connections(DoorLimits(), 400).each == 300 and Connections(DoorLimits(), 1).each == 1
+    assert Connections(DoorLimits(connections_per_address=10), 400).each == 10
 
 
 def test_open_files_bound_connections(monkeypatch) -> None:
@@ -379,3 +388,36 @@ def test_the_page_of_routes_loads_everything_from_the_service(service: Service) 
         for url in loaded:
             assert client.get("/" + url).raise_for_status().content
         assert client.get("/docs/other.js").status_code == 400
+
+
+def test_a_name_of_somebody_else_is_not_answered(service: Service, tmp_path) -> None:
+    with service.client() as client:
+        for path in ("/healthz", "/v1/envs"):
+            assert client.get(path, headers={"Host": "evil.example"}).status_code == 400
+            assert client.get(path, headers={"Host": "localhost:1"}).status_code == 200
+    assert "gym.example" in ServiceConfig(tmp_path, host="0.0.0.0", allowed_hosts=("gym.example",)).hosts
+    assert ServiceConfig(tmp_path, host="0.0.0.0").hosts == (), "there, the key decides"
+
+
+def test_behind_a_proxy(locked: Service, tmp_path) -> None:
+    arguments = ("--proxy", "127.0.0.1", "--allowed-host", "gym.example", "--drain-seconds", "0")
+    command = [sys.executable, "-m", "relax_sdk.cli", "serve", "--folder", str(tmp_path), "--port", "0", *arguments]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 1 and "relax keys add" in refused.stderr and "Traceback" not in refused.stderr
+
+    journal = SqlJournal(tmp_path / "journal.db")
+    secret, _ = KeyRing(journal).create("anybody", ["run"])
+    journal.close()
+    with locked.client() as client:
+        engine = client.get("/v1/models").json()["engines"][0]["url"]
+    behind = start(tmp_path, "--engine", engine, *arguments, key=secret)
+    try:
+        told = {"Host": "gym.example", "X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.7"}
+        with behind.client() as client:
+            opened = client.post("/v1/sessions", json={}, headers=told).raise_for_status().json()
+            assert opened["base_url"].startswith("https://gym.example/v1/sessions/")
+            page = told | {"Origin": "https://gym.example"}
+            assert client.post("/v1/sessions", json={}, headers=page).status_code == 201
+            assert client.get("/v1/envs", headers={"Host": "evil.example"}).status_code == 400
+    finally:
+        behind.stop()

@@ -43,8 +43,8 @@ def serve(
     idle_timeout: Annotated[float, typer.Option(help="Seconds without a call after which a session is cancelled.")] = 600.0,
     max_body: Annotated[int, typer.Option(help="Bytes of a request that carries media or code.")] = 64 << 20,
     max_json: Annotated[int, typer.Option(help="Bytes of any other request.")] = 4 << 20,
-    max_connections: Annotated[int, typer.Option(help="Open connections; open files may allow fewer.")] = 8192,
-    max_connections_per_address: Annotated[int, typer.Option(help="Open connections of one address.")] = 2048,
+    max_connections: Annotated[int, typer.Option(help="Open connections; open files may allow fewer.")] = 16_384,
+    max_connections_per_address: Annotated[int, typer.Option(help="Open connections of one address.")] = 8192,
     header_seconds: Annotated[float, typer.Option(help="Seconds for the headers of a request.")] = 10.0,
     body_seconds: Annotated[float, typer.Option(help="Seconds for the body of a request.")] = 120.0,
     proxy: Annotated[

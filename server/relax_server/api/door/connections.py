@@ -39,6 +39,8 @@ class Connections:
 
     def __init__(self, limits: DoorLimits, allowed: int, proxies: Collection[str] = ()) -> None:
         self.limits, self.allowed = limits, allowed
+        self.each = min(limits.connections_per_address, max(1, allowed * 3 // 4))
+        """Connections of one address: it cannot have all."""
         self._proxies = [ipaddress.ip_network(proxy) for proxy in proxies]
         self.open: dict[asyncio.BaseTransport, tuple[str, GuardedHttp | None]] = {}
         """Addresses, and protocols of those that are no WebSockets; oldest first."""
@@ -53,10 +55,9 @@ class Connections:
         Raises:
             ApiError: 503, there are too many; the connection was not counted.
         """
-        most = self.limits.connections_per_address
-        if self._by_address[address] >= most and not self._is_proxy(address):
+        if self._by_address[address] >= self.each and not self._is_proxy(address):
             self.refused += 1
-            raise _full(f"{address} has {most} connections open, as many as one address may have; close some")
+            raise _full(f"{address} has {self.each} connections open, as many as one address may have; close some")
         if len(self.open) >= self.allowed and not self._evict():
             self.refused += 1
             raise _full(f"the service has {self.allowed} connections open, as many as it may have; try again")

@@ -18,10 +18,10 @@ WANTED_FILES = 65_536
 class DoorLimits:
     """Limits of what comes over the network."""
 
-    connections: int = 8192
+    connections: int = 16_384
     """Open connections, over all addresses; fewer where the system allows fewer open files."""
-    connections_per_address: int = 2048
-    """Open connections of one address; addresses of proxies are not counted."""
+    connections_per_address: int = 8192
+    """Open connections of one address, and at most three quarters of all; addresses of proxies are not counted."""
     header_seconds: float = 10.0
     """Seconds from the first byte of a request, or from the connection, to the end of the headers."""
     body_seconds: float = 120.0
