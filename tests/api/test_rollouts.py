@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from pathlib import Path
@@ -125,3 +126,32 @@ def test_a_killed_service_goes_on_where_it_was(tmp_path: Path, service: Service)
         counts = client.get(f"/v1/rollouts/{rollout['id']}").json()["counts"]
     assert counts == {"groups": 300, "done": 300, "unusable": 0, "trajectories": 600}
     it.stop()
+
+
+@pytest.mark.nightly
+def test_hundreds_of_thousands_of_episodes_are_begun_and_cancelled_beside_others(tmp_path: Path, service: Service) -> None:
+    """A request for 64 groups of 4096 episodes begins one group at a time; others are answered while it begins and while it is
+    cancelled, which is answered at once."""
+    with service.client() as client:
+        engine = client.get("/v1/models").json()["engines"][0]["url"]
+    it = start(tmp_path, "--engine", engine, "--drain-seconds", "0")
+
+    def read(name: str) -> float:
+        found = re.search(rf"^{re.escape(name)} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    try:
+        with httpx.Client(base_url=it.url, timeout=20.0) as client:
+            many = {"env": "higher-lower-v0", "n": 64, "group_size": 4096, "sampling": {"max_new_tokens": 32}}
+            id = client.post("/v1/rollouts", json=many).json()["id"]
+            while read("relax_episodes_running") < 4096:
+                assert client.get(f"/v1/rollouts/{id}").json()["state"] in ("queued", "running")
+            states = sum(read(f'relax_episode_states{{state="{state}"}}') for state in ("queued", "resetting", "running"))
+            assert states <= 2 * 4096, "no more are begun than there are places, but for the last group"
+            assert client.delete(f"/v1/rollouts/{id}").json()["state"] == "cancelled"
+            while read("relax_episodes_running") or read("relax_rollouts_playing"):
+                assert client.get("/healthz").json() == {"status": "ok"}
+            again = client.post("/v1/rollouts", json=SMALL | {"n": 1}).json()["id"]
+            assert follow(it, again)[-1][2]["state"] == "completed"
+    finally:
+        it.stop()

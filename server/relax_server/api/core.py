@@ -85,6 +85,8 @@ class ServiceCore:
         logs = config.folder / "logs"
         self.envs = EnvHub(journal, self.store, self.database, self.media_threads, logs, config.worker_limits)
         self.slots = FairSlots(config.concurrency)
+        self.turn = asyncio.Lock()
+        """See `RolloutContext.turn`."""
         self.rates = TokenRates()
         self.tally = Tally()
         self.metrics = Metrics()
@@ -154,6 +156,7 @@ class ServiceCore:
             slots=GatedSlots(self.slots.of(key.id, key.episodes), Gate(gate, self.admission)),  # type: ignore[arg-type]
             observes=spec is not FREE,
             tally=self.tally,
+            turn=self.turn,
         )
 
     def rollout_config(self, changes: dict[str, Any]) -> RolloutConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from relax_server.api.keys import Key
@@ -16,6 +16,8 @@ MINUTE = 60.0
 class FairSlots:
     """Places for episodes. A free one goes to the waiting key that has the fewest, and within a key to who came first.
 
+    Asking and giving up cost the same however many wait.
+
     Args:
         total: places.
     """
@@ -24,7 +26,10 @@ class FairSlots:
         self.total = total
         self.running: Counter[str] = Counter()
         """Places taken, by key."""
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self.taken = 0
+        """Places taken, by all keys."""
+        self._waiting: dict[str, OrderedDict[asyncio.Future[None], int]] = {}
+        """Who waits, by key, and for how many places; the first to come first."""
         self._limits: dict[str, int] = {}
         """Limits of the keys that wait."""
 
@@ -42,49 +47,65 @@ class FairSlots:
         """Episodes that wait for a place."""
         return sum(map(len, self._waiting.values()))
 
-    async def acquire(self, key: str, limit: int) -> None:
-        """Wait for a place."""
-        if self.running.total() < self.total and self.running[key] < limit and key not in self._waiting:
-            self.running[key] += 1
-            return
+    async def acquire(self, key: str, limit: int, size: int = 1) -> None:
+        """Wait until a key has fewer places than its limit, and take some.
+
+        Args:
+            key: its id.
+            limit: places that it may have, or exceed by less than `size`.
+            size: places to take.
+        """
+        await self.taken_by(key, self.ask(key, limit, size), size)
+
+    def ask(self, key: str, limit: int, size: int = 1) -> asyncio.Future[None] | None:
+        """Take places at once (None), or stand in line for them; then `taken_by` waits for one's turn."""
+        if self.taken < self.total and self.running[key] < limit and key not in self._waiting:
+            self.take(key, size)
+            return None
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, deque()).append(place)
+        self._waiting.setdefault(key, OrderedDict())[place] = size
         self._limits[key] = limit
+        return place
+
+    async def taken_by(self, key: str, place: asyncio.Future[None] | None, size: int = 1) -> None:
+        """Wait for what `ask` returned; it is given up when the waiting is cancelled."""
         try:
-            await place
+            if place is not None:
+                await place
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
-                self.release(key)
-            else:
-                self._forget(key, place)
+            self.give_up(key, place, size)
             raise
 
-    def release(self, key: str) -> None:
-        """Give a place back."""
-        self.running[key] -= 1
+    def give_up(self, key: str, place: asyncio.Future[None] | None, size: int = 1) -> None:
+        """Give back what `ask` returned, whether or not its turn has come."""
+        if place is None or (place.done() and not place.cancelled()):
+            self.release(key, size)
+            return
+        waiting = self._waiting.get(key)
+        if waiting is not None and waiting.pop(place, None) is not None and not waiting:
+            del self._waiting[key], self._limits[key]
+
+    def take(self, key: str, size: int = 1) -> None:
+        """Take places, free or not."""
+        self.running[key] += size
+        self.taken += size
+
+    def release(self, key: str, size: int = 1) -> None:
+        """Give places back."""
+        self.running[key] -= size
+        self.taken -= size
         if not self.running[key]:
             del self.running[key]
-        self._serve()
+        while self.taken < self.total and (open_ := [k for k in self._waiting if self.running[k] < self._limits[k]]):
+            self._serve(min(open_, key=lambda key: self.running[key]))
 
-    def _serve(self) -> None:
-        while self.running.total() < self.total:
-            open_ = [key for key in self._waiting if self.running[key] < self._limits[key]]
-            if not open_:
-                return
-            key = min(open_, key=lambda key: self.running[key])
-            place = self._waiting[key].popleft()
-            if not self._waiting[key]:
-                del self._waiting[key], self._limits[key]
-            if not place.done():
-                self.running[key] += 1
-                place.set_result(None)
-
-    def _forget(self, key: str, place: asyncio.Future[None]) -> None:
-        waiting = self._waiting.get(key)
-        if waiting is not None and place in waiting:
-            waiting.remove(place)
-            if not waiting:
-                del self._waiting[key], self._limits[key]
+    def _serve(self, key: str) -> None:
+        place, size = self._waiting[key].popitem(last=False)
+        if not self._waiting[key]:
+            del self._waiting[key], self._limits[key]
+        if not place.done():
+            self.take(key, size)
+            place.set_result(None)
 
 
 class KeySlots:

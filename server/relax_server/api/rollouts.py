@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from relax_sdk.errors import ConfigError, JournalError, RelaxError
@@ -18,6 +19,7 @@ from relax_server.api.logs import FIELDS
 from relax_server.api.pausing import Gate
 from relax_server.api.rollout_store import ACTIVE, BEAT_SECONDS, Rollout, RolloutStore
 from relax_server.api.schemas import RolloutBody
+from relax_server.api.starts import GroupStarts
 from relax_server.gateway.errors import ApiError, bad, unknown
 from relax_server.log_ids import add_ids
 from relax_server.rollout.context import RolloutContext
@@ -28,7 +30,9 @@ HOST_SECONDS = 60.0
 logger = logging.getLogger(__name__)
 
 AHEAD = 64
-"""Groups of one rollout that are begun at once; the places for episodes are shared between keys all the same."""
+"""Groups of one rollout that are begun at once, if their key may have so many episodes; see `GroupStarts`."""
+CANCEL_SECONDS = 1.0
+"""Seconds in which the episodes of a rollout that is cancelled may end before its owner is answered."""
 
 
 class RolloutHub:
@@ -43,6 +47,7 @@ class RolloutHub:
         self.store = RolloutStore(core.journal, core.identity.id, core.config.model)
         self._playing: dict[str, tuple[Rollout, asyncio.Task[None]]] = {}
         self._gates: dict[str, Gate] = {}
+        self._starts = GroupStarts(core.slots.total)
         self._switching = asyncio.Lock()
         """Held while states are compared with those in the database."""
         self._beating: asyncio.Task[None] | None = None
@@ -122,7 +127,7 @@ class RolloutHub:
         elif playing is not None:
             rollout, task = playing
             task.cancel()
-            await asyncio.wait({task}, timeout=DATABASE_LIMIT)
+            await asyncio.wait({task}, timeout=CANCEL_SECONDS)
             if rollout.active:
                 await self._end(rollout, "cancelled", None)
         return rollout
@@ -152,7 +157,7 @@ class RolloutHub:
                 if gate is None:
                     rollout = await self._elsewhere(rollout, state)
                 else:
-                    gate.clear() if state == "paused" else gate.set()
+                    self._hold(rollout, state == "paused")
                     await self._save(rollout, state)
             if not rollout.active:
                 raise ApiError(409, f"rollout {rollout.id} is over ({rollout.state})", "rollout_over")
@@ -231,23 +236,32 @@ class RolloutHub:
                     logger.log(level, "a rollout was %s", how, extra={FIELDS: {"rollout": rollout.id}})
                     found[1].cancel()
                 elif (state == "paused") != (rollout.state == "paused"):
-                    gate = self._gates[rollout.id]
-                    gate.clear() if state == "paused" else gate.set()
+                    self._hold(rollout, state == "paused")
                     rollout.state = state
 
     # ------------------------------------------------------------------------------------------------------- playing
 
     def _begin(self, rollout: Rollout, key: Key) -> None:
-        gate = self._gates[rollout.id] = Gate(self.core.gate)
-        if rollout.state == "paused":
-            gate.clear()
+        self._gates[rollout.id] = Gate(self.core.gate)
+        self._hold(rollout, rollout.state == "paused")
         task = asyncio.get_running_loop().create_task(self._play(rollout, key))
         self._playing[rollout.id] = rollout, task
-        task.add_done_callback(lambda _: self._forget(rollout.id))
+        task.add_done_callback(lambda _: self._forget(rollout))
 
-    def _forget(self, id: str) -> None:
-        self._playing.pop(id, None)
-        self._gates.pop(id, None)
+    def _forget(self, rollout: Rollout) -> None:
+        self._playing.pop(rollout.id, None)
+        self._gates.pop(rollout.id, None)
+        self._starts.forget(rollout)
+
+    def _hold(self, rollout: Rollout, paused: bool) -> None:
+        """Begin no episode of it, or go on."""
+        gate = self._gates[rollout.id]
+        if paused:
+            gate.clear()
+            self._starts.pause(rollout)
+        else:
+            gate.set()
+            self._starts.unpause(rollout)
 
     def _context(self, body: RolloutBody, key: Key, gate: Gate) -> RolloutContext:
         config = self.core.rollout_config(
@@ -278,7 +292,9 @@ class RolloutHub:
                     await gate.acquire()
                     row = await core.media_threads.call(split.row, index, limit=DATABASE_LIMIT)
                     task = self._task(id, index, row, body)
-                    group.create_task(self._group(rollout, context, task, run, gate))
+                    await self._starts.begin(rollout, key, task.size)
+                    played = group.create_task(self._group(rollout, context, task, run, gate))
+                    played.add_done_callback(lambda _: self._starts.end(rollout, body.group_size))
             await self._end(rollout, "completed", None)
         except asyncio.CancelledError:
             raise
@@ -350,7 +366,7 @@ class RolloutHub:
             self.core.events.add(rollout.topic, "finished", state=state, counts=rollout.counts, error=error)
 
 
-def _indices(body: RolloutBody, split: KeptRows) -> list[int]:
+def _indices(body: RolloutBody, split: KeptRows) -> Sequence[int]:
     """The tasks to play, in order.
 
     Raises:
@@ -363,4 +379,4 @@ def _indices(body: RolloutBody, split: KeptRows) -> list[int]:
     n = body.n if body.n is not None else len(split) if split.finite else None
     if n is None:
         raise ConfigError("the tasks are a generator: say how many with n, or name them with tasks")
-    return list(range(n))
+    return range(n)

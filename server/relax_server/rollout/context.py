@@ -32,6 +32,8 @@ class RolloutContext(EnvContext):
     scored: bool = True
     """Whether finished episodes are scored; where not, no reward function, judge or group reward is called."""
     tally: Tally = field(default_factory=Tally)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while some episodes of many are begun or cancelled, so that the event loop does other things in between."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """Episodes in flight, and environments being closed."""
 

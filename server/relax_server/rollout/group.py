@@ -67,6 +67,10 @@ class GroupResult:
     """The last failure in words."""
 
 
+AT_ONCE = 16
+"""Episodes of a group that are begun, or cancelled, without letting the event loop do something else in between."""
+
+
 class _Play:
     """The episodes of one group while they are being played."""
 
@@ -84,6 +88,21 @@ class _Play:
         self.scorer: Episode | None = None
         """Its environment computes the group rewards."""
         self.cancelled = False
+        self._beginning = True
+        """Not all episodes have begun."""
+
+    async def begin(self) -> None:
+        """Launch all episodes, some at a time."""
+        try:
+            for first in range(0, self.task.size, AT_ONCE):
+                async with self.context.turn:
+                    for index in range(first, min(first + AT_ONCE, self.task.size)):
+                        self.launch(index, 1)
+                    if first + AT_ONCE < self.task.size:
+                        await asyncio.sleep(0)
+        finally:
+            self._beginning = False
+            self._end_if_over()
 
     def launch(self, index: int, attempt: int) -> None:
         episode = Episode(self.context, self.task.episode(index, attempt))
@@ -91,9 +110,16 @@ class _Play:
         episode.launch().add_done_callback(lambda result: self._ended(index, episode, result.result()))
 
     def cancel(self) -> None:
+        """Cancel all episodes, some at a time: in a task of its own, which goes on when this one is cancelled again."""
         self.cancelled = True
-        for episode in self.live.values():
-            episode.cancel()
+        self.context.spawn(self._cancel(list(self.live.values())))
+
+    async def _cancel(self, episodes: Sequence[Episode]) -> None:
+        for first in range(0, len(episodes), AT_ONCE):
+            async with self.context.turn:
+                for episode in episodes[first : first + AT_ONCE]:
+                    episode.cancel()
+                await asyncio.sleep(0)
 
     def _ended(self, index: int, episode: Episode, trajectory: Trajectory) -> None:
         del self.live[index]
@@ -111,7 +137,10 @@ class _Play:
                 self.launch(index, trajectory.attempts + 1)
             elif policy in ("count", "retry_then_count"):
                 self.kept[index] = trajectory
-        if not self.live and not self.done.done():
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if not self._beginning and not self.live and not self.done.done():
             self.done.set_result(None)
 
     def _keep_open(self, episode: Episode) -> None:
@@ -128,9 +157,8 @@ async def play_group(context: RolloutContext, task: GroupTask) -> GroupResult:
     Cancelling it cancels its episodes, and waits for those that heed it.
     """
     play = _Play(context, task)
-    for index in range(task.size):
-        play.launch(index, 1)
     try:
+        await play.begin()
         await asyncio.shield(play.done)
     except asyncio.CancelledError:
         play.cancel()

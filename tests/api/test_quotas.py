@@ -1,0 +1,105 @@
+"""Quotas by themselves: places, groups that begin, and tokens."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from relax_server.api.keys import Key
+from relax_server.api.quotas import FairSlots
+from relax_server.api.rollout_store import Rollout
+from relax_server.api.starts import WITH_PAUSED, GroupStarts
+
+
+class Counted(asyncio.Future[None]):
+    """A future that counts how often any was compared with another."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return self is other
+
+    __hash__ = asyncio.Future.__hash__
+
+
+@pytest.mark.parametrize("backwards", [True, False])
+async def test_giving_up_costs_the_same_however_many_wait(monkeypatch: pytest.MonkeyPatch, backwards: bool) -> None:
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_future", Counted, raising=False)
+    slots, n = FairSlots(1), 2000
+    await slots.acquire("a", 10)
+    waiting = [asyncio.create_task(slots.acquire("a", 10)) for _ in range(n)]
+    await asyncio.sleep(0)
+    assert slots.waiting == n
+    Counted.comparisons = 0
+    for task in reversed(waiting) if backwards else waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert Counted.comparisons <= n and not slots.waiting
+    slots.release("a")
+    assert not slots.running and slots.taken == 0
+
+
+async def test_a_place_that_comes_at_the_moment_of_giving_up_goes_to_the_next() -> None:
+    slots = FairSlots(1)
+    await slots.acquire("a", 1)
+    first, second = (asyncio.create_task(slots.acquire("a", 1)) for _ in range(2))
+    await asyncio.sleep(0)
+    slots.release("a")  # it is the first one's now, who has not heard of it
+    first.cancel()
+    await second
+    assert first.cancelled() and slots.running["a"] == 1 == slots.taken
+
+
+def rollout(id: str) -> Rollout:
+    return Rollout(id, "key_a", {}, "running", {}, None, 0.0)
+
+
+def begun(starts: GroupStarts, it: Rollout, key: Key, size: int) -> asyncio.Task[None]:
+    return asyncio.create_task(starts.begin(it, key, size))
+
+
+async def test_groups_begin_while_their_key_has_places() -> None:
+    key, starts = Key("key_a", "a", frozenset(), episodes=8, tokens_per_minute=1), GroupStarts(4096)
+    one, other = rollout("one"), rollout("other")
+    tasks = [begun(starts, it, key, 3) for it in (one, one, other, one, other)]
+    await asyncio.sleep(0)
+    assert [task.done() for task in tasks] == [True, True, True, False, False]  # 9 episodes for 8 places
+    starts.end(one, 3)
+    await asyncio.sleep(0)
+    assert [task.done() for task in tasks] == [True, True, True, True, False]
+
+
+async def test_a_group_larger_than_what_its_key_may_have_begins_alone() -> None:
+    key, starts = Key("key_a", "a", frozenset(), episodes=8, tokens_per_minute=1), GroupStarts(4096)
+    it = rollout("one")
+    first, second = begun(starts, it, key, 4096), begun(starts, it, key, 4096)
+    await asyncio.sleep(0)
+    assert first.done() and not second.done()
+    starts.end(it, 4096)
+    await second
+    starts.end(it, 4096)
+    starts.forget(it)
+
+
+async def test_a_paused_rollout_leaves_room_for_others_and_gets_none_that_is_endless() -> None:
+    key, starts = Key("key_a", "a", frozenset(), episodes=8, tokens_per_minute=1), GroupStarts(4096)
+    one, other = rollout("one"), rollout("other")
+    await starts.begin(one, key, 8)
+    waiting = begun(starts, other, key, 8)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    starts.pause(one)
+    await waiting
+    starts.pause(other)
+    more = [begun(starts, rollout(str(n)), key, 8) for n in range(WITH_PAUSED)]
+    await asyncio.sleep(0)
+    assert [task.done() for task in more] == [True, False, False, False]
+    starts.unpause(one)
+    starts.end(one, 8)
+    starts.end(other, 8)
+    await asyncio.sleep(0)
+    assert [task.done() for task in more] == [True, False, False, False], "the first of them has all places"
+    for task in more:
+        task.cancel()
+    await asyncio.gather(*more, return_exceptions=True)
