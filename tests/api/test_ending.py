@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from postgres_server import PostgresServer
 from relax_server.journal import open_journal
 from service_process import Service, start
 
@@ -121,6 +122,26 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     assert it.process.wait(60) == 128 + signal.SIGINT
     assert "ending at once" in (it.folder / "serve.log").read_text()
     until(lambda: all(not child.is_running() or child.status() == psutil.STATUS_ZOMBIE for child in children))
+
+
+def test_whatever_hangs_it_ends_five_seconds_after_draining(tmp_path: Path, engine: str, postgres: PostgresServer) -> None:
+    it = start(tmp_path / "service", "--engine", engine, "--journal", postgres.make(), "--drain-seconds", "0")
+    session = it.open(**ONE)
+    assert httpx.post(f"{session['base_url']}/chat/completions", json={"messages": HELLO}, timeout=60).status_code == 200
+    with postgres.frozen():
+        it.process.send_signal(signal.SIGTERM)
+        assert it.process.wait(60) == 128 + signal.SIGTERM
+    assert "not ended within 5 s; ending now" in (it.folder / "serve.log").read_text()
+
+
+def test_idle_sessions_do_not_hold_it_up(tmp_path: Path, engine: str) -> None:
+    it = start(tmp_path / "service", "--engine", engine, "--drain-seconds", "0")
+    for _ in range(3):
+        it.open()
+    it.process.send_signal(signal.SIGTERM)
+    assert it.process.wait(60) == 0
+    log = (it.folder / "serve.log").read_text()
+    assert "cancelling 3 sessions" in log and "not ended within" not in log
 
 
 def test_seconds_below_zero_are_refused(tmp_path: Path) -> None:

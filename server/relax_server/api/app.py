@@ -23,6 +23,7 @@ from relax_server.api.core import ServiceCore
 from relax_server.api.door.front import in_front
 from relax_server.api.metrics import ServiceState
 from relax_server.api.openapi import describe
+from relax_server.api.readiness import Readiness
 from relax_server.api.retention import Retention
 from relax_server.api.rollouts import RolloutHub
 from relax_server.api.routes import docs, engines, envs, health, keys, pausing, results, rollouts, runs, sessions
@@ -42,6 +43,7 @@ class Application:
     """What a server serves."""
 
     sessions: SessionHub
+    trainings: TrainingHub
     asgi: ASGIApp
 
 
@@ -52,7 +54,7 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
         core: the parts it is made of.
         closing: awaited when it ends, before the parts are let go.
     """
-    hub, rolling, training = SessionHub(core), RolloutHub(core), TrainingHub(core)
+    hub, rolling, training, readiness = SessionHub(core), RolloutHub(core), TrainingHub(core), Readiness(core)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -63,6 +65,7 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
         yield
         core.draining = True
         pruning.cancel()
+        readiness.close()
         await training.close()
         await rolling.close()
         await hub.drain(0.0)
@@ -73,6 +76,7 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
     app = FastAPI(title="Relax Gym", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     core.metrics.watch(ServiceState(lambda: _readings(core, hub, rolling)))
     app.state.core, app.state.hub, app.state.rollouts, app.state.trainings = core, hub, rolling, training
+    app.state.readiness = readiness
     _errors(app)
     for module in (docs, health, envs, sessions, rollouts, runs, engines, pausing, results, keys):
         app.include_router(module.router)
@@ -80,7 +84,7 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
     calls, sockets = _model_calls(core, hub), SessionSocket(core, hub).routes
     app.router.routes.extend(calls)  # where their other methods are refused
     describe(app)
-    return Application(hub, in_front(app, [*calls, *sockets], bug, core, hub))
+    return Application(hub, training, in_front(app, [*calls, *sockets], bug, core, hub))
 
 
 def _model_calls(core: ServiceCore, hub: SessionHub) -> list[Route | WebSocketRoute]:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from relax_server.api.auth import caller, session_of
 from relax_server.api.core import ServiceCore
 from relax_server.api.keys import LOCAL, Key
+from relax_server.api.readiness import Readiness
 from relax_server.api.rollouts import RolloutHub
 from relax_server.api.sessions import ExternalSession, SessionHub
 from relax_server.api.trainings.hub import TrainingHub
@@ -35,9 +36,14 @@ async def _rollouts(request: Request) -> RolloutHub:
     return request.app.state.rollouts
 
 
+async def _readiness(request: Request) -> Readiness:
+    return request.app.state.readiness
+
+
 Core = Annotated[ServiceCore, Depends(_core)]
 Hub = Annotated[SessionHub, Depends(_hub)]
 Trainings = Annotated[TrainingHub, Depends(_trainings)]
+Ready = Annotated[Readiness, Depends(_readiness)]
 Rollouts = Annotated[RolloutHub, Depends(_rollouts)]
 
 

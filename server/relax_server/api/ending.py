@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable
 
 import uvicorn
@@ -13,35 +14,46 @@ import uvicorn
 from relax_sdk.errors import RelaxError
 from relax_server.api.core import ServiceCore
 from relax_server.api.sessions import SessionHub
+from relax_server.api.trainings.hub import TrainingHub
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LOOK_SECONDS, SAY_SECONDS = 0.1, 1.0
 """Seconds between two looks at what is under way, and between two lines about it."""
-SAVE_SECONDS = 10.0
+SAVE_SECONDS = 2.0
 """Seconds for the trajectories of what was cancelled to become durable."""
-TELL_SECONDS = 2.0
+TELL_SECONDS = 1.0
 """Seconds for those who follow them to hear of it."""
+LAST_SECONDS = 5.0
+"""Seconds after draining for everything else; then the process ends whatever hangs."""
 WHY = "the service was shut down before it ended"
 
 
 class Ending:
     """Drains a service when it is told to end. Belongs to one event loop.
 
-    While it drains no episode begins, and what is under way may go on for a while. What is left then is cancelled, with its
-    trajectory kept; rollouts go on where they were when the service is started again.
+    While it drains no episode begins, training runs save a checkpoint and end, and what is under way may go on for a while. What
+    is left then is cancelled, with its trajectory kept; rollouts and runs go on where they were when the service is started again.
+    The process ends `LAST_SECONDS` after draining whatever hangs.
 
     Args:
         core: of the service.
         hub: its sessions.
+        trainings: its training runs.
         server: that answers until nothing is left.
         say: tells people about it.
         kill: called before the process ends at once.
     """
 
     def __init__(
-        self, core: ServiceCore, hub: SessionHub, server: uvicorn.Server, say: Callable[[str], None], kill: Callable[[], None]
+        self,
+        core: ServiceCore,
+        hub: SessionHub,
+        trainings: TrainingHub,
+        server: uvicorn.Server,
+        say: Callable[[str], None],
+        kill: Callable[[], None],
     ) -> None:
-        self.core, self.hub, self.server = core, hub, server
+        self.core, self.hub, self.trainings, self.server = core, hub, trainings, server
         self._say, self._kill = say, kill
         self._draining: asyncio.Task[None] | None = None
 
@@ -58,11 +70,26 @@ class Ending:
             self._kill()
             os._exit(128 + number)
         self._draining = asyncio.get_running_loop().create_task(self._drain(number))
+        self._end_later(number)
+
+    def _end_later(self, number: int) -> None:
+        """End the process when its time is over, by a thread, as the event loop may be what hangs."""
+        seconds = self.core.config.drain_seconds + LAST_SECONDS
+
+        def end() -> None:
+            self._say(f"not ended within {seconds:g} s; ending now, what is durable stays")
+            self._kill()
+            os._exit(128 + number)
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
 
     async def _drain(self, number: int) -> None:
         core, seconds = self.core, self.core.config.drain_seconds
         core.draining = True
         core.admission.clear()
+        self.trainings.interrupt()
         for session in self.hub.unfinished:
             core.events.add(session.topic, "draining", seconds=seconds)
         try:

@@ -33,7 +33,7 @@ from relax_server.models.processor import Processor
 from relax_server.rollout.pool import EnginePool
 
 ENGINE_RESTARTS, RESTART_PAUSE = 5, 1.0
-CLOSE_SECONDS = 5
+CLOSE_SECONDS = 1
 """Seconds for answers that are still being sent when everything has ended."""
 
 
@@ -97,7 +97,7 @@ async def _serve(config: ServiceConfig) -> None:
         connections = Connections(config.door, connections_allowed(config.door.connections), config.proxies)
         core.metrics.watch(ServiceState(connections.readings))
         server = _Server(connections.configure(settings))
-        Ending(core, app.sessions, server, say, lambda: _kill(process)).listen()
+        Ending(core, app.sessions, app.trainings, server, say, lambda: _kill(process)).listen()
         settle()
         host, port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
         near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

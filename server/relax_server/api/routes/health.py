@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from relax_sdk.errors import RelaxError
 from relax_server.api.core import ServiceCore
-from relax_server.api.dependencies import Caller, Core
+from relax_server.api.dependencies import Caller, Core, Ready
 from relax_server.gateway.wire import json_response
 
 router = APIRouter()
@@ -25,11 +25,9 @@ async def healthz(core: Core) -> Response:
 
 @router.get("/readyz")
 @router.get("/v1/readyz")
-async def readyz(core: Core) -> Response:
-    """Whether episodes can be begun: an engine is up, and the service is neither paused nor being shut down."""
-    up, status = sum(engine["up"] for engine in core.pool.stats()), core.status
-    ready = up > 0 and status == "ok" and core.events.error is None
-    why = status if status != "ok" else str(core.events.error) if core.events.error else f"{up} engines up"
+async def readyz(readiness: Ready) -> Response:
+    """Whether episodes can be begun: an engine and the database answer, and the service is neither paused nor shut down."""
+    ready, why = await readiness.look()
     return json_response({"ready": ready, "reason": why}, 200 if ready else 503)
 
 

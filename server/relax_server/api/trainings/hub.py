@@ -182,9 +182,15 @@ class TrainingHub:
         """The environment that the holder of a secret may play."""
         return next((env for env, known in self._relays.values() if hmac.compare_digest(known.encode(), secret.encode())), None)
 
+    def interrupt(self) -> None:
+        """Let each run end after a checkpoint; they go on when the service is started again."""
+        self._closing = True
+        for process in self._processes.values():
+            process.interrupt()
+
     async def close(self) -> None:
         """Stop the runs; they go on when the service is started again."""
-        self._closing = True
+        self.interrupt()
         await asyncio.gather(*(model.close() for model in self._models.values()))
         await asyncio.gather(*(process.stop(STOP_SECONDS) for process in self._processes.values()))
         tasks = [task for _, task in self._active.values()]
