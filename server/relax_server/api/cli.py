@@ -1,4 +1,4 @@
-"""Commands of the service: `relax serve`, `relax keys` and `relax engine`."""
+"""Commands of the service: `relax serve`, `relax keys`, `relax admin` and `relax engine`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from relax_server.api.admin_cli import app as admin_app
 from relax_server.engines.cli import app as engine_app
 
 FOLDER = Path("runs/service")
@@ -16,6 +17,7 @@ app = typer.Typer()
 keys_app = typer.Typer(no_args_is_help=True, help="Keys of the rollout service.")
 app.add_typer(keys_app, name="keys")
 app.add_typer(engine_app, name="engine")
+app.add_typer(admin_app, name="admin")
 
 Folder = Annotated[Path, typer.Option(help="The service's folder: journal, media, logs.")]
 

@@ -31,9 +31,9 @@ WHY = "the service was shut down before it ended"
 class Ending:
     """Drains a service when it is told to end. Belongs to one event loop.
 
-    While it drains no episode begins, training runs save a checkpoint and end, and what is under way may go on for a while. What
-    is left then is cancelled, with its trajectory kept; rollouts and runs go on where they were when the service is started again.
-    The process ends `LAST_SECONDS` after draining whatever hangs.
+    While it drains no episode begins, training runs save a checkpoint and end, and what is under way may go on for a while.
+    What is left then is cancelled, with its trajectory kept; rollouts and runs go on where they were when the service is
+    started again. The process ends `LAST_SECONDS` after draining whatever hangs.
 
     Args:
         core: of the service.

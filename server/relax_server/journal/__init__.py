@@ -6,15 +6,25 @@ import os
 import time
 from pathlib import Path
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from relax_sdk.errors import JournalError
+from relax_server.journal import migrate, postgres, sqlite
 from relax_server.journal.base import Journal
 from relax_server.journal.sql import Clock, SqlJournal
 
-__all__ = ["open_journal"]
+__all__ = ["open_journal", "revision_of"]
+
+BUSY_SECONDS = 30.0
+"""Seconds that a call waits for a writer in another process, if nothing else is said."""
 
 
 def open_journal(
-    url_or_path: str | os.PathLike[str], *, claim: str | None = None, busy_timeout: float = 30.0, clock: Clock = time.time
+    url_or_path: str | os.PathLike[str],
+    *,
+    claim: str | None = None,
+    busy_timeout: float = BUSY_SECONDS,
+    clock: Clock = time.time,
 ) -> Journal:
     """Open a journal; a new one is made with its folder, an older one is migrated.
 
@@ -28,18 +38,54 @@ def open_journal(
     Raises:
         JournalError: it cannot be opened or made, is not a journal, or was written by a newer version.
     """
+    where = _where(url_or_path)
+    if isinstance(where, Path):
+        try:
+            where.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise JournalError(
+                f"the folder of journal {where} cannot be made ({error.strerror}); name another place"
+            ) from error
+    return SqlJournal(where, claim=claim, busy_timeout=busy_timeout, clock=clock)
+
+
+def revision_of(url_or_path: str | os.PathLike[str]) -> str | None:
+    """The revision that a journal's schema is at, as in `schema.HEAD`; None: a database without one. Nothing is changed.
+
+    Args:
+        url_or_path: as in `open_journal`.
+
+    Raises:
+        JournalError: there is none, or it cannot be read.
+    """
+    where = _where(url_or_path)
+    if isinstance(where, Path) and not where.is_file():
+        raise JournalError(f"there is no journal {where}")
+    database = sqlite if isinstance(where, Path) else postgres
+    engine = database.connect(str(where), BUSY_SECONDS)
+    try:
+        with engine.connect() as connection, connection.begin():
+            return migrate.revision(connection)
+    except SQLAlchemyError as error:
+        name = str(where) if isinstance(where, Path) else postgres.shown(where)
+        raise database.explain(error, "read its revision", name, BUSY_SECONDS) from error
+    finally:
+        engine.dispose()
+
+
+def _where(url_or_path: str | os.PathLike[str]) -> Path | str:
+    """The file, absolute, or the URL of a PostgreSQL database.
+
+    Raises:
+        JournalError: it names neither.
+    """
     given = os.fspath(url_or_path)
     if given.startswith(("postgresql://", "postgres://")):
-        url = "postgresql://" + given.partition("://")[2]
-        return SqlJournal(url, claim=claim, busy_timeout=busy_timeout, clock=clock)
+        return "postgresql://" + given.partition("://")[2]
     path = Path(os.path.abspath(_file(given)))
     if path.is_dir():
         raise JournalError(f"{path} is a folder; name a file in it, such as {path / 'journal.db'}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise JournalError(f"the folder of journal {path} cannot be made ({error.strerror}); name another place") from error
-    return SqlJournal(path, claim=claim, busy_timeout=busy_timeout, clock=clock)
+    return path
 
 
 def _file(url_or_path: str) -> str:
