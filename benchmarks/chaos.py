@@ -254,7 +254,7 @@ def over_a_line(run: Run) -> FarEngine:
         far = FarEngine("relax/tiny-omni", RunLayout(run.folder).media, run.folder.parent / "far.log")
         ends.callback(far.close)
         own = [engine["id"] for engine in control.list()]
-        control.add("far", far.url)
+        control.add("far", far.url, token=far.token)
         states = [control.wait("far", lambda state: state == "current", LIMIT, time.sleep)["state"]]
         for id in own:
             control.remove(id)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from relax_server.engines.process import EngineProcess
+from relax_server.engines.process import EngineProcess, ServerProcess
 from relax_server.engines.settings import EngineSettings
 from relax_server.engines.sglang.process import SglangProcess
 from relax_server.models.catalog import SMOLLM2, resolve_model
@@ -36,20 +36,21 @@ LIMIT = 300.0
 """Seconds for a start or a request."""
 
 
-async def measure(url: str, prompts: list[list[int]], concurrent: int, seeds: bool = False) -> tuple[float, float]:
+async def measure(engine: ServerProcess, prompts: list[list[int]], concurrent: int, seeds: bool = False) -> tuple[float, float]:
     """Tokens and requests a second; with `seeds`, each request has a sampling seed of its own."""
     n, gate = max(concurrent, LEAST), asyncio.Semaphore(concurrent)
     sampling = {"max_new_tokens": TOKENS, "temperature": 1.0, "ignore_eos": True}
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT)) as session:
+    key = {"Authorization": f"Bearer {engine.token}"}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT), headers=key) as session:
 
         async def one(number: int, ids: list[int]) -> int:
             more = {"sampling_seed": number} if seeds else {}
             body = {"input_ids": ids, "sampling_params": sampling | more, "return_logprob": True}
-            async with gate, session.post(f"{url}/generate", json=body) as answer:
+            async with gate, session.post(f"{engine.url}/generate", json=body) as answer:
                 answer.raise_for_status()
                 meta = (await answer.json())["meta_info"]
             if len(meta["output_token_logprobs"]) != TOKENS:
-                raise RuntimeError(f"{url}: {len(meta['output_token_logprobs'])} logprobs for {TOKENS} tokens")
+                raise RuntimeError(f"{engine.url}: {len(meta['output_token_logprobs'])} logprobs for {TOKENS} tokens")
             return meta["completion_tokens"]
 
         began = time.perf_counter()
@@ -65,7 +66,8 @@ async def compare(model: str, sglang: Path | None, times: int, folder: Path) -> 
     ours = EngineProcess(path, folder / "embedded.log", EngineSettings(dtype=DTYPES.get(model, "float32")))
     print(f"{model}: starting the engines …", flush=True)
     await ours.start()
-    urls, other = {"embedded": ours.url}, None
+    engines: dict[str, ServerProcess] = {"embedded": ours}
+    other: SglangProcess | None = None
     try:
         if sglang is not None:
             other = SglangProcess(
@@ -82,7 +84,7 @@ async def compare(model: str, sglang: Path | None, times: int, folder: Path) -> 
                 ),
             )
             await other.start(LIMIT)
-            urls["SGLang 0.5.23"] = other.url
+            engines["SGLang 0.5.23"] = other
         numbers = itertools.count()
 
         def prompts() -> list[list[int]]:
@@ -90,11 +92,11 @@ async def compare(model: str, sglang: Path | None, times: int, folder: Path) -> 
             return [processor.tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
         seen: dict[tuple[str, int, bool], list[tuple[float, float]]] = {}
-        for url in urls.values():
-            await measure(url, prompts(), 8)
+        for engine in engines.values():
+            await measure(engine, prompts(), 8)
         for repetition in range(times):
-            for concurrent, (name, url), seeds in itertools.product(CONCURRENT, urls.items(), (False, True)):
-                seen.setdefault((name, concurrent, seeds), []).append(await measure(url, prompts(), concurrent, seeds))
+            for concurrent, (name, engine), seeds in itertools.product(CONCURRENT, engines.items(), (False, True)):
+                seen.setdefault((name, concurrent, seeds), []).append(await measure(engine, prompts(), concurrent, seeds))
             print(f"{model}: repetition {repetition + 1} of {times} done", flush=True)
     finally:
         await ours.stop()
@@ -102,7 +104,7 @@ async def compare(model: str, sglang: Path | None, times: int, folder: Path) -> 
             await other.stop()
     rows = []
     for concurrent in CONCURRENT:
-        for name in urls:
+        for name in engines:
             plain = seen[name, concurrent, False]
             tokens, requests = (statistics.median(values) for values in zip(*plain, strict=True))
             own, seeded = (

@@ -167,7 +167,7 @@ async def sample_all(folder: Path, store: MediaStore, args: argparse.Namespace) 
         settings = EngineSettings(media_root=store.root, dtype=dtype)
         process = EngineProcess(folder, store.root.parent / f"{dtype}.log", settings)
         await process.start()
-        engine = HttpEngine(process.url, store.root)
+        engine = HttpEngine(process.url, store.root, token=process.token)
         try:
             for case in (case for case in CASES if case.dtype == dtype):
                 plays = [play(engine, processor, store, case, args.tokens, seed) for seed in range(args.samples)]

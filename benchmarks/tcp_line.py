@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from relax_server.engines.process import EngineProcess
 from relax_server.engines.settings import EngineSettings
+from relax_server.guard import new_token
 from relax_server.models.catalog import resolve_model
 
 T = TypeVar("T")
@@ -98,6 +99,8 @@ class FarEngine:
         self._thread = threading.Thread(target=self._loop.run_forever, name="far-engine", daemon=True)
         self._thread.start()
         self._ends = contextlib.AsyncExitStack()
+        self.token = new_token()
+        """What the engine wants to be shown."""
         try:
             self._line = self._do(self._start(model, media_root, log))
         except BaseException:
@@ -123,7 +126,7 @@ class FarEngine:
         self._thread.join(LIMIT)
 
     async def _start(self, model: str, media_root: Path, log: Path) -> Line:
-        process = EngineProcess(resolve_model(model), log, EngineSettings(media_root=media_root))
+        process = EngineProcess(resolve_model(model), log, EngineSettings(media_root=media_root, token=self.token))
         self._ends.push_async_callback(process.stop)
         await process.start(LIMIT)
         return await self._ends.enter_async_context(line_to(process.url))

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from relax_server.engines.addresses import EngineAddress
 from relax_server.engines.base import GenerateRequest
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.kinds import connect, process_of
@@ -120,7 +121,7 @@ async def updates(kind: EngineKind, name: str, model: Path, weights: Path, times
     process = process_of(kind, model, weights / f"{kind}.log", EngineSettings(dtype=MODELS[name], **settings))
     print(f"{name}: starting {kind} …", flush=True)
     await process.start(LIMIT)
-    engine = connect(kind, process.url, model, model)
+    engine = connect(EngineAddress(process.url, kind, process.token), model, model)
     try:
         await measure(engine, weights, 1)  # the pages of the file are mapped for the first time
         seen = []

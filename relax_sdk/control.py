@@ -69,13 +69,16 @@ class RunControl:
         """
         return self._send("GET", "/v1/engines")["engines"]
 
-    def add(self, id: str | None = None, url: str | None = None, kind: str | None = None) -> dict[str, Any]:
+    def add(
+        self, id: str | None = None, url: str | None = None, kind: str | None = None, token: str | None = None
+    ) -> dict[str, Any]:
         """Begin to add an engine; one that is there already stays as it is.
 
         Args:
             id: its name; None: a free one.
             url: of one that runs already; None: one is started.
             kind: of the one at `url`; None: as the run's own.
+            token: of the one at `url`; None: what the run finds for it, in `RELAX_ENGINE_TOKEN` or on this machine.
 
         Returns:
             It as it is now: `state` is `starting`, or `current` when it is in use.
@@ -84,7 +87,7 @@ class RunControl:
             ConfigError: not a name, URL or kind that this run takes, or taken.
             RunError: the run has ended.
         """
-        body = {name: value for name, value in dict(id=id, url=url, kind=kind).items() if value is not None}
+        body = {name: value for name, value in dict(id=id, url=url, kind=kind, token=token).items() if value is not None}
         return self._send("POST", "/v1/engines", body)
 
     def remove(self, id: str, drain_seconds: float | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ RelaxError
 ├── TokenError               tokens, placeholders, media and weight versions do not fit together
 ├── EngineError              an inference engine refused, failed or answered wrongly
 │   ├── EngineFaulty         it failed inside, or its answer cannot be right
+│   │   └── EngineDenied     it wants a token that it was not shown
 │   ├── EngineUnavailable    it cannot be reached, or did not answer in time
 │   └── EngineAborted        the request was aborted before it finished
 ├── JournalError             the journal cannot be read or written, or a lease is not held
@@ -33,6 +34,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "EngineAborted",
+    "EngineDenied",
     "EngineError",
     "EngineFaulty",
     "EngineUnavailable",
@@ -109,6 +111,10 @@ class EngineError(RelaxError):
 
 class EngineFaulty(EngineError):
     """The engine failed inside, or answered something that cannot be right; another engine may do better."""
+
+
+class EngineDenied(EngineFaulty):
+    """The engine wants to be shown its token, and was shown none or another one."""
 
 
 class EngineUnavailable(EngineError):

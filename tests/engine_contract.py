@@ -91,7 +91,7 @@ async def start_embedded(folder: Path, media_root: Path) -> tuple[HttpEngine, Ca
         EngineSettings(media_root=media_root, max_total_tokens=16_384, return_routed_experts=True),
     )
     await process.start(timeout=120)
-    return HttpEngine(process.url), process.stop
+    return HttpEngine(process.url, token=process.token), process.stop
 
 
 async def start_sglang(folder: Path, media_root: Path) -> tuple[HttpEngine, Callable[[], Awaitable[None]]]:
@@ -104,7 +104,7 @@ async def start_sglang(folder: Path, media_root: Path) -> tuple[HttpEngine, Call
         model, folder / "sglang.log", EngineSettings(media_root=media_root, max_total_tokens=16_384, return_routed_experts=True)
     )
     await process.start(timeout=500)
-    return SglangEngine(process.url, routed_shape=routed_shape(model)), process.stop
+    return SglangEngine(process.url, token=process.token, routed_shape=routed_shape(model)), process.stop
 
 
 async def start_vllm(folder: Path, media_root: Path) -> tuple[HttpEngine, Callable[[], Awaitable[None]]]:
@@ -114,7 +114,7 @@ async def start_vllm(folder: Path, media_root: Path) -> tuple[HttpEngine, Callab
         pytest.skip(str(error))
     process = VllmProcess(resolve_model("relax/tiny-qwen3"), folder / "vllm.log", EngineSettings(max_total_tokens=16_384))
     await process.start(timeout=500)
-    return VllmEngine(process.url), process.stop
+    return VllmEngine(process.url, token=process.token), process.stop
 
 
 FACTORIES = {"embedded": start_embedded, "sglang": start_sglang, "vllm": start_vllm}

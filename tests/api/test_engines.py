@@ -66,10 +66,10 @@ async def test_an_engine_joins_the_service_and_leaves_it(station: Service, tmp_p
                 409,
                 f"engine {first} is the last one, and stays; add another before",
             )
-            added = client.post("/v1/engines", json={"url": engine.url})
+            added = client.post("/v1/engines", json={"url": engine.url, "token": engine.token})
             assert added.status_code == 201 and added.json()["state"] == "current"
             assert client.post("/v1/engines", json={"url": engine.url + "/"}).status_code == 200
-            status, message = refusal(client.post("/v1/engines", json={"url": other.url}))
+            status, message = refusal(client.post("/v1/engines", json={"url": other.url, "token": other.token}))
             assert status == 409 and "holds weights of version 5; those in use are of version 0" in message
             assert refusal(client.post("/v1/engines", json={"url": "http://127.0.0.1:9"}))[0] == 503
             assert "is not this machine" in refusal(client.post("/v1/engines", json={"url": "http://example.org:80"}))[1]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from relax_server.engines.tokens import find_token
 from relax_server.engines.vllm.environment import VENV
 from service_process import Service, start
 
@@ -65,6 +66,6 @@ def test_groups_are_played_and_recorded(vllm: tuple[Service, str]) -> None:
 
 
 def test_its_chat_route_is_evaluated(vllm: tuple[Service, str]) -> None:
-    endpoint = relax.Endpoint(vllm[1] + "/v1", "relax/tiny-qwen3")
+    endpoint = relax.Endpoint(vllm[1] + "/v1", "relax/tiny-qwen3", find_token(vllm[1]))
     result = endpoint.evaluate(Say, limit=3, sampling={"max_new_tokens": 8})
     assert result.n == 3 and not result.failures and not result.trajectories[0].samples()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import numpy as np
+import psutil
 import pytest
 import pytest_asyncio
 import torch
@@ -25,9 +26,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 class Client:
     """Raw calls to one engine."""
 
-    def __init__(self, url: str, root) -> None:
-        self.url, self.root = url, root
-        self.session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
+    def __init__(self, url: str, token: str, root) -> None:
+        self.url, self.token, self.root = url, token, root
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self.session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60), headers=headers)
 
     async def post(self, path: str, body, status: int = 200):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -58,7 +60,7 @@ async def client(tmp_path_factory) -> AsyncIterator[Client]:
         resolve_model("relax/tiny-omni"), folder / "log", EngineSettings(media_root=folder / "media", max_total_tokens=8192)
     )
     await process.start()
-    it = Client(process.url, folder / "media")
+    it = Client(process.url, process.token, folder / "media")
     yield it
     await it.session.close()
     await process.stop()
@@ -329,3 +331,14 @@ async def test_a_forward_that_fails_is_a_500_and_the_engine_goes_on(client: Clie
     assert "not finite" in events[-1]["error"]["message"]
     await client.post("/update_weights_from_disk", {"model_path": str(resolve_model("relax/tiny-omni")), "weight_version": 0})
     assert len((await client.post("/generate", body))["output_ids"]) == 4
+
+
+async def test_only_its_health_is_told_to_strangers_and_the_token_is_nowhere_to_be_seen(client: Client):
+    async with aiohttp.ClientSession() as stranger:
+        for method, path, status in (("GET", "/health", 200), ("GET", "/server_info", 401), ("POST", "/pause_generation", 401)):
+            async with stranger.request(method, client.url + path) as answer:
+                assert answer.status == status
+    assert (await client.get("/server_info"))["paused"] is False
+    assert client.token not in (client.root.parent / "log").read_text()
+    seen = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+    assert seen and not [command for command in seen if client.token in command]

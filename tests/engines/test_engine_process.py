@@ -15,6 +15,7 @@ from relax_server.engines.embedded.__main__ import _listen
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess
 from relax_server.engines.settings import EngineSettings
+from relax_server.guard import TOKEN, new_token
 
 from relax_sdk.errors import EngineError, EngineUnavailable
 
@@ -26,7 +27,7 @@ async def test_start_answer_die_start_again_stop(tmp_path):
     assert not process.alive()
     await process.start()
     assert process.alive() and process.pid is not None
-    engine = HttpEngine(process.url)
+    engine = HttpEngine(process.url, token=process.token)
     assert await engine.health()
     assert (await engine.model_info())["weight_version"] == "5"
     with pytest.raises(EngineError, match="running already"):
@@ -35,7 +36,7 @@ async def test_start_answer_die_start_again_stop(tmp_path):
     assert await asyncio.wait_for(process.wait(), 10) == -signal.SIGKILL
     assert not process.alive() and not await engine.health()
     await process.start()
-    again = HttpEngine(process.url)
+    again = HttpEngine(process.url, token=process.token)
     assert await again.health()
     await process.stop()
     assert not process.alive() and process.returncode == 0
@@ -93,7 +94,7 @@ def test_an_engine_whose_parent_is_killed_while_it_starts_ends(tmp_path):
     parent = subprocess.Popen(["sleep", "600"])
     command = [sys.executable, "-m", "relax_server.engines.embedded", "--model-path", "relax/tiny-llama"]
     command += ["--parent-pid", str(parent.pid)]
-    slow = os.environ | {"PYTHONPATH": str(tmp_path)}
+    slow = os.environ | {"PYTHONPATH": str(tmp_path), TOKEN: new_token()}
     engine = subprocess.Popen(command, stdout=subprocess.PIPE, env=slow, text=True)
     try:
         assert engine.stdout is not None and engine.stdout.readline() == "importing\n"

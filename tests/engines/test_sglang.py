@@ -83,7 +83,7 @@ async def test_a_text_model_is_served_and_updated_and_a_lost_server_is_noticed(i
     with pytest.raises(EngineError, match="not started"):
         _ = process.url
     await process.start(START_SECONDS)
-    engine = SglangEngine(process.url)
+    engine = SglangEngine(process.url, token=process.token)
     try:
         with pytest.raises(EngineError, match="running already"):
             await process.start(START_SECONDS)

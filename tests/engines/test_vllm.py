@@ -162,7 +162,7 @@ async def test_a_model_is_served_and_updated_often_and_a_lost_server_is_noticed(
         MODEL, tmp_path / "log", EngineSettings(max_total_tokens=8192, weight_version=2), progress=stages.append
     )
     await process.start(START_SECONDS)
-    engine = VllmEngine(process.url)
+    engine = VllmEngine(process.url, token=process.token)
     try:
         with pytest.raises(EngineError, match="running already"):
             await process.start(START_SECONDS)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from relax_server.engines.addresses import EngineAddress
 from relax_server.engines.base import GenerateRequest
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.kinds import connect
@@ -151,7 +152,7 @@ GREEDY = GenerateRequest([5, 6, 7], SamplingParams(max_new_tokens=4, temperature
 
 async def test_an_sglang_server_that_ignores_seeds_is_named_once_with_what_to_set(server, tmp_path):
     said: list[str] = []
-    engine = connect("sglang", server.url, tmp_path, resolve_model("relax/tiny-llama"), warn=said.append)
+    engine = connect(EngineAddress(server.url, "sglang"), tmp_path, resolve_model("relax/tiny-llama"), said.append)
     try:
         for request in (REQUEST, GREEDY):  # no seed, or nothing to draw
             assert not (await engine.generate(request, 5.0))[0].seeded
@@ -170,7 +171,7 @@ async def test_an_sglang_server_that_ignores_seeds_is_named_once_with_what_to_se
 async def test_nothing_is_said_of_an_sglang_server_that_takes_seeds(server, tmp_path, setting):
     server.answer = RIGHT | setting
     said: list[str] = []
-    engine = connect("sglang", server.url, tmp_path, resolve_model("relax/tiny-llama"), warn=said.append)
+    engine = connect(EngineAddress(server.url, "sglang"), tmp_path, resolve_model("relax/tiny-llama"), said.append)
     try:
         assert (await engine.generate(SEEDED, 5.0))[0].seeded
     finally:

@@ -138,7 +138,7 @@ async def test_a_wrong_reward_is_refused_as_the_service_refuses_it(play):
     program = f"""
     import json, os, urllib.error, urllib.request
     url = os.environ["RELAX_BASE_URL"] + "/v1/sessions/" + os.environ["RELAX_SESSION_ID"] + "/reward"
-    key = {{"Authorization": "Bearer " + os.environ["RELAX_SESSION_KEY"]}}
+    key = {{"Authorization": "Bearer " + os.environ["RELAX_SESSION_KEY"], "Content-Type": "application/json"}}
     for body in {[body for body, _ in REFUSED]!r}:
         try:
             urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), key))

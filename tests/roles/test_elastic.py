@@ -125,7 +125,7 @@ async def test_an_engine_that_runs_elsewhere_is_used_and_left_alone(tmp_path):
     await process.start()
     try:
         async with going(tmp_path / "run") as run:
-            await run.ask(lambda control: control.add("mine", process.url))
+            await run.ask(lambda control: control.add("mine", process.url, token=process.token))
             again = await run.ask(lambda control: control.add(url=process.url + "/"))
             assert again["id"] == "mine" and again["external"]
             with pytest.raises(relax.ConfigError, match="is there already, as mine"):
@@ -165,7 +165,7 @@ async def test_the_control_is_for_this_user_and_says_what_is_wrong(shared):
         path = shared.folder / CONTROL
         control = json.loads(path.read_text())
         assert path.stat().st_mode & 0o777 == 0o600 and control["url"].startswith("http://127.0.0.1:")
-        key = {"Authorization": f"Bearer {control['key']}"}
+        key = {"Authorization": f"Bearer {control['key']}", "Content-Type": "application/json"}
 
         async def ask(method: str, path: str, headers: Any = key, **how: Any) -> tuple[int, str]:
             async with session.request(method, control["url"] + path, headers=headers, **how) as response:
@@ -177,10 +177,12 @@ async def test_the_control_is_for_this_user_and_says_what_is_wrong(shared):
         assert (await ask("DELETE", "/v1/engines/e1", {"Authorization": "Bearer x"}))[0] == 401
         for body, why in [
             (b"[", "not JSON"),
-            (b"[]", "must be an object of id, kind, url"),
-            (b'{"port": 1}', "must be an object of id, kind, url"),
+            (b"[]", "must be an object of id, kind, token, url"),
+            (b'{"port": 1}', "must be an object of id, kind, token, url"),
             (b'{"id": 1}', "id = 1"),
             (b'{"id": "../x"}', "letters, digits"),
+            (b'{"token": "a b", "url": "http://127.0.0.1:1"}', "visible ASCII"),
+            (b'{"token": "abcdefghijklmnopqrstuvwxyz"}', "only together with a url"),
             (b'{"url": "ftp://127.0.0.1:1"}', "http://HOST:PORT"),
             (b'{"url": "http://127.0.0.1"}', "http://HOST:PORT"),
             (b'{"url": "http://me:pw@127.0.0.1:1"}', "http://HOST:PORT"),

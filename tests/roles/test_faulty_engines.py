@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from elastic_run import SMALL, going
+from relax_server.engines.addresses import EngineAddress
 from relax_server.engines.process import EngineProcess
 from relax_server.models.catalog import resolve_model
 
@@ -25,7 +26,8 @@ class FaultyEngine:
     """
 
     def __init__(self, fault: str) -> None:
-        self.fault, self.healed, self.url, self.version = fault, "", "", "0"
+        self.fault, self.url, self.version = fault, "", "0"
+        self.healed: EngineAddress | None = None
         self.loads = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -38,8 +40,10 @@ class FaultyEngine:
             return web.json_response({"success": True})
         if request.path != "/generate":
             return web.json_response({"weight_version": self.version})
-        if self.healed:
-            async with aiohttp.ClientSession() as session, session.post(self.healed + "/generate", data=body) as answer:
+        if self.healed is not None:
+            key = {"Authorization": f"Bearer {self.healed.token}", "Content-Type": "application/json"}
+            url = self.healed.url + "/generate"
+            async with aiohttp.ClientSession(headers=key) as session, session.post(url, data=body) as answer:
                 return web.Response(body=await answer.read(), status=answer.status, content_type="application/json")
         if self.fault == "hangs":
             await asyncio.Event().wait()
@@ -86,7 +90,7 @@ async def test_engines_that_answer_wrongly_are_left_out_with_the_reason_and_trie
             row = await run.engine(f"fake{number}", "out")
             assert FAULTS[fake.fault] in row["reason"], row
         await run.steps(2)
-        fakes[0].healed = run.controller.engines._slots["e1"].url
+        fakes[0].healed = run.controller.engines._slots["e1"].reach
         row = await run.engine("fake0", "current")
         await run.until(
             lambda: any(e["url"] == row["url"] and e["up"] and e["answered"] for e in run.controller.progress.stats["engines"]),
@@ -97,7 +101,7 @@ async def test_engines_that_answer_wrongly_are_left_out_with_the_reason_and_trie
 
 async def test_an_engine_that_loads_longer_than_a_step_takes_joins_all_the_same(tmp_path):
     async with faulty("loads slowly") as slow, going(tmp_path / "run") as run:
-        slow.healed = run.controller.engines._slots["e1"].url
+        slow.healed = run.controller.engines._slots["e1"].reach
         before = len(run.heard.steps)
         await run.ask(lambda control: control.add("slow", slow.url))
         await run.engine("slow", "current")
@@ -108,7 +112,7 @@ async def test_an_engine_that_loads_longer_than_a_step_takes_joins_all_the_same(
 
 async def test_a_trainer_that_is_ahead_of_slow_engines_has_only_its_newest_weights_loaded(tmp_path):
     async with faulty("loads slowly") as slow, going(tmp_path / "run", max_staleness=100) as run:
-        slow.healed = run.controller.engines._slots["e1"].url
+        slow.healed = run.controller.engines._slots["e1"].reach
         await run.ask(lambda control: control.add("slow", slow.url))
         await run.engine("slow", "current")
         before = slow.loads
@@ -121,7 +125,7 @@ async def test_a_trainer_that_is_ahead_of_slow_engines_has_only_its_newest_weigh
 @pytest.mark.nightly
 async def test_engines_that_go_back_to_a_checkpoint_are_not_taken_for_faulty_ones(tmp_path):
     async with faulty("loads slowly") as slow, going(tmp_path / "run", max_staleness=1000) as run:
-        slow.healed = run.controller.engines._slots["e1"].url
+        slow.healed = run.controller.engines._slots["e1"].reach
         await run.ask(lambda control: control.add("slow", slow.url))
         await run.engine("slow", "current")
         await run.steps(2)
@@ -138,7 +142,7 @@ async def test_a_cut_between_a_run_and_its_only_engine_loses_nothing(tmp_path, h
     await process.start()
     try:
         async with line_to(process.url) as line, going(tmp_path / "run") as run:
-            await run.ask(lambda control: control.add("far", line.url))
+            await run.ask(lambda control: control.add("far", line.url, token=process.token))
             await run.engine("far", "current")
             await run.ask(lambda control: control.remove("e1"))
             await run.engine("e1", "gone")

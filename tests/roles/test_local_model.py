@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from relax_server.engines.addresses import EngineAddress
 from relax_server.roles import local_model
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.local import LocalRuntime
@@ -68,7 +69,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Any,
     async def engine(*_: Any, **__: Any) -> Any:
         async def stop() -> None: ...
 
-        return SimpleNamespace(url="http://fake", stop=stop)
+        return SimpleNamespace(reach=EngineAddress("http://fake", "embedded"), stop=stop)
 
     monkeypatch.setattr(local_model, "LocalPlacement", Placement)
     monkeypatch.setattr(local_model, "start_engine", engine)

@@ -8,6 +8,7 @@ import textwrap
 import time
 
 import psutil
+from relax_server.engines.addresses import EngineAddress
 from relax_server.roles.channel import Channel
 from relax_server.roles.messages import Chat, Died, Failed, SetEngines
 from relax_server.roles.process import RoleProcess
@@ -24,8 +25,8 @@ async def wait_for(inbox: asyncio.Queue, kind: type, seconds: float = 60.0):
 def test_messages_round_trip():
     left, fd = Channel.pair()
     right = Channel(fd)
-    left.send(SetEngines(("http://127.0.0.1:1",)))
-    assert right.receive() == SetEngines(("http://127.0.0.1:1",))
+    left.send(SetEngines((EngineAddress("http://127.0.0.1:1", "embedded"),)))
+    assert right.receive() == SetEngines((EngineAddress("http://127.0.0.1:1", "embedded"),))
 
 
 def test_closing_one_end_is_seen_by_the_other():

@@ -66,7 +66,7 @@ async def test_replay_mends_a_tie_that_is_broken_differently(worker, tmp_path):
     engines, trainers = tied(tmp_path, ids)
     process = EngineProcess(engines, tmp_path / "engine.log", EngineSettings(return_routed_experts=True))
     await process.start()
-    client = HttpEngine(process.url)
+    client = HttpEngine(process.url, token=process.token)
     try:
         sampling = SamplingParams(max_new_tokens=16, ignore_eos=True)
         request = GenerateRequest(ids, sampling, return_routed_experts=True)

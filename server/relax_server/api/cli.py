@@ -34,6 +34,10 @@ def serve(
     ] = False,
     folder: Folder = FOLDER,
     engine: Annotated[list[str] | None, typer.Option(help="URL of an engine that runs; may be repeated.")] = None,
+    engine_token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the token of these engines; default: $RELAX_ENGINE_TOKEN, or theirs on this machine."),
+    ] = None,
     media_paths: Annotated[
         bool, typer.Option(help="The engines can read FOLDER/media: send them paths, not bytes with every call.")
     ] = False,
@@ -67,6 +71,7 @@ def serve(
     from relax_server.api.door.limits import DoorLimits
     from relax_server.api.serve import serve as run
     from relax_server.api.settings import ServiceConfig
+    from relax_server.engines.tokens import read_token
 
     door = DoorLimits(
         connections=max_connections,
@@ -79,6 +84,7 @@ def serve(
         folder,
         model=model,
         engines=tuple(engine or ()),
+        engine_token=read_token(engine_token_file) if engine_token_file is not None else "",
         media_paths=media_paths,
         host=host,
         port=port,

@@ -51,6 +51,9 @@ class EngineBody(Body):
     """An engine that runs somewhere."""
 
     url: str = Field(min_length=1, max_length=2000, description="http://HOST:PORT")
+    token: str | None = Field(
+        default=None, max_length=512, description="Its token; default: the one that the service finds for it", repr=False
+    )
 
 
 class RunEngineBody(Body):
@@ -59,6 +62,9 @@ class RunEngineBody(Body):
     id: str | None = Field(default=None, max_length=64, description="Its name; default: a free one")
     url: str | None = Field(default=None, max_length=2000, description="Of one that runs already; default: one is started")
     kind: str | None = Field(default=None, max_length=64, description="Of the one at url; default: as the run's own")
+    token: str | None = Field(
+        default=None, max_length=512, description="Of the one at url; default: the one that the run finds for it", repr=False
+    )
 
 
 class SessionBody(Body):

@@ -27,6 +27,7 @@ from relax_server.engines.http import HttpEngine
 from relax_server.engines.kinds import connect_running
 from relax_server.engines.process import EngineProcess
 from relax_server.engines.settings import EngineSettings
+from relax_server.engines.tokens import forget_tokens, keep_token
 from relax_server.garbage import settle
 from relax_server.models.catalog import resolve_model
 from relax_server.models.processor import Processor
@@ -68,9 +69,10 @@ async def _serve(config: ServiceConfig) -> None:
             path, folder / "logs" / "engine.log", EngineSettings(media_root=folder / "media", threads=config.threads)
         )
         await process.start()
-    urls = config.engines if process is None else (process.url,)
+        keep_token(process.url, process.token)
+    urls, token = (config.engines, config.engine_token) if process is None else ((process.url,), process.token)
     inline = process is None and not config.media_paths
-    engines: list[Engine] = [CoalescingEngine(await connect_running(url, inline)) for url in urls]
+    engines: list[Engine] = [CoalescingEngine(await connect_running(url, token, inline)) for url in urls]
     try:
         for engine in engines:
             if not await engine.health():
@@ -110,6 +112,7 @@ async def _serve(config: ServiceConfig) -> None:
     finally:
         if process is not None:
             await process.stop()
+            forget_tokens()
     say(f"ended; everything is in {folder}")
 
 
@@ -139,8 +142,10 @@ async def _watch(process: EngineProcess, core: ServiceCore, server: uvicorn.Serv
         await asyncio.sleep(RESTART_PAUSE)
         await process.start()
         if process.url != url:
+            forget_tokens()
+            keep_token(process.url, process.token)
             await core.pool.remove(url)
-            core.pool.add(CoalescingEngine(HttpEngine(process.url)))
+            core.pool.add(CoalescingEngine(HttpEngine(process.url, token=process.token)))
             url = process.url
 
 

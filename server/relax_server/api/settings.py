@@ -23,6 +23,8 @@ class ServiceConfig:
     model: str = "relax/tiny-omni"
     engines: tuple[str, ...] = ()
     """URLs of engines that serve `model`; empty: one embedded engine is started."""
+    engine_token: str = field(default="", repr=False)
+    """Shown to `engines`; empty: what `engines.tokens.find_token` finds for each."""
     media_paths: bool = False
     """`engines` read the media folder themselves, so that they are sent paths in it; otherwise the bytes with every call."""
     host: str = "127.0.0.1"

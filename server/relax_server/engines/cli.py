@@ -9,6 +9,7 @@ import typer
 
 from relax_server.engines.run_cli import add_commands
 from relax_server.engines.settings import EngineSettings
+from relax_server.guard import new_token
 
 if TYPE_CHECKING:
     from relax_server.engines.process import ServerProcess
@@ -17,6 +18,10 @@ app = typer.Typer(no_args_is_help=True, help="Engines that run on their own, and
 add_commands(app)
 
 Model = Annotated[str, typer.Option(help="A built-in name or a Hugging Face folder.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; other machines reach it at another one than this.")]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="File with the token that callers have to show; default: $RELAX_ENGINE_TOKEN, or a new one.")
+]
 Port = Annotated[int, typer.Option(help="0 picks a free one.")]
 MediaRoot = Annotated[Path | None, typer.Option(help="The only folder that media paths may point into; default: none may.")]
 DType = Annotated[str, typer.Option(help="float32 or bfloat16.")]
@@ -31,7 +36,9 @@ Restarts = Annotated[int, typer.Option(help="Ends in a row, each within ten minu
 def sglang(
     context: typer.Context,
     model: Model = "relax/tiny-omni",
+    host: Host = "127.0.0.1",
     port: Port = 30000,
+    token_file: TokenFile = None,
     python: Annotated[
         Path | None, typer.Option("--python", "--venv", help="SGLang's environment: its interpreter or its folder.")
     ] = None,
@@ -59,7 +66,9 @@ def sglang(
             media_root=media_root,
             dtype=dtype,
             threads=threads,
+            host=host,
             port=port,
+            token=_token(token_file),
             max_total_tokens=max_total_tokens,
             return_routed_experts=routed_experts,
             flags=tuple(context.args),
@@ -73,7 +82,9 @@ def sglang(
 def vllm(
     context: typer.Context,
     model: Model = "relax/tiny-qwen3",
+    host: Host = "127.0.0.1",
     port: Port = 8000,
+    token_file: TokenFile = None,
     python: Annotated[
         Path | None, typer.Option("--python", "--venv", help="vLLM's environment: its interpreter or its folder.")
     ] = None,
@@ -95,7 +106,14 @@ def vllm(
         model,
         log,
         EngineSettings(
-            python=python, dtype=dtype, threads=threads, port=port, max_total_tokens=max_total_tokens, flags=tuple(context.args)
+            python=python,
+            dtype=dtype,
+            threads=threads,
+            host=host,
+            port=port,
+            token=_token(token_file),
+            max_total_tokens=max_total_tokens,
+            flags=tuple(context.args),
         ),
         progress=lambda what: typer.echo(f"vllm: {what}"),
     )
@@ -105,7 +123,9 @@ def vllm(
 @app.command()
 def embedded(
     model: Model = "relax/tiny-omni",
+    host: Host = "127.0.0.1",
     port: Port = 30000,
+    token_file: TokenFile = None,
     media_root: MediaRoot = None,
     dtype: DType = "float32",
     threads: Threads = 1,
@@ -124,12 +144,20 @@ def embedded(
             media_root=media_root,
             dtype=dtype,
             threads=threads,
+            host=host,
             port=port,
+            token=_token(token_file),
             max_total_tokens=max_total_tokens,
             return_routed_experts=routed_experts,
         ),
     )
     _keep(process, f"embedded: {model}", 180.0, restarts)
+
+
+def _token(file: Path | None) -> str:
+    from relax_server.engines.tokens import read_token
+
+    return read_token(file) or new_token()
 
 
 def _keep(process: ServerProcess, name: str, start_seconds: float, restarts: int) -> None:

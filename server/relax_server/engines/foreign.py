@@ -12,12 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from relax_sdk.errors import ConfigError, EngineError, EngineUnavailable
+import relax_server.guard
+from relax_sdk.errors import ConfigError, EngineDenied, EngineError, EngineUnavailable
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import ServerProcess
 from relax_server.engines.venv import Venv
+from relax_server.guard import ADDRESS, TOKEN
 
 KEEPER = Path(__file__).with_name("keeper.py")
+GUARD = Path(relax_server.guard.__file__).with_name("inside")
+"""Folder of the guard, which these servers import, too."""
 MAX_RUNNING = 256
 """Sequences in one batch."""
 
@@ -33,16 +37,19 @@ class ForeignProcess(ServerProcess):
     """Lines of its log that say how far it is."""
 
     async def _serve(self, command: Sequence[str], env: Mapping[str, str], url: str, timeout: float) -> None:
-        """Start it and wait until it answers.
+        """Start it and wait until it answers; its guard is loaded into it, and tried.
 
         Raises:
             EngineUnavailable: it ended or was not ready in time; the message holds the end of its log.
-            EngineError: it is running already.
+            EngineError: it is running already, or it answers strangers.
         """
+        paths = os.pathsep.join([str(GUARD), *filter(None, [env.get("PYTHONPATH")])])
+        env = {**env, "PYTHONPATH": paths, TOKEN: self.token, ADDRESS: self._settings.host}
         size = self.log_path.stat().st_size if self.log_path.exists() else 0
         await self._launch([sys.executable, "-S", str(KEEPER), str(os.getpid()), *command], env)
         try:
             await asyncio.wait_for(self._ready(url, size), timeout)
+            await self._refuse_strangers(url)
         except TimeoutError:
             await self.stop()
             raise EngineUnavailable(f"{self.venv.name} was not ready within {timeout:g} s\n{await self.log_tail()}") from None
@@ -57,7 +64,7 @@ class ForeignProcess(ServerProcess):
 
     async def _ready(self, url: str, log_from: int) -> None:
         """Wait until it answers; tells `progress` what its log says meanwhile."""
-        engine = HttpEngine(url)
+        engine = HttpEngine(url, token=self.token)
         shown = ""
         try:
             while not await engine.health(1.0):
@@ -73,6 +80,24 @@ class ForeignProcess(ServerProcess):
         finally:
             await engine.close()
         self._progress("ready")
+
+    async def _refuse_strangers(self, url: str) -> None:
+        """See that it answers nobody without its token.
+
+        Raises:
+            EngineError: it does.
+        """
+        stranger = HttpEngine(url)
+        try:
+            await stranger.model_info()
+        except EngineDenied:
+            return
+        finally:
+            await stranger.close()
+        raise EngineError(
+            f"{self.venv.name} at {url} answers without its token, so it was ended: its guard was not loaded; has something "
+            f"taken {GUARD} out of its PYTHONPATH?"
+        )
 
     def _stage(self, log_from: int) -> str:
         with self.log_path.open("rb") as log:

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from relax_sdk.errors import EngineAborted, EngineError, EngineFaulty, EngineUnavailable
+from relax_sdk.errors import EngineAborted, EngineDenied, EngineError, EngineFaulty, EngineUnavailable
 from relax_sdk.trajectory import VersionSpan
 from relax_server.engines.base import GenerateRequest, Generation, MediaItem, PauseMode
 
@@ -25,6 +25,7 @@ class HttpEngine:
 
     Args:
         url: for example `http://127.0.0.1:30000`.
+        token: sent with every call; empty: none is.
         media_root: the media folder as the engine sees it; relative media paths are sent as paths inside it.
         inline_media: send the bytes of media, for an engine that cannot read our files.
         routed_shape: (layers, top_k) of routed experts, for servers that do not state it in their answers.
@@ -36,12 +37,14 @@ class HttpEngine:
         url: str,
         media_root: str | Path | None = None,
         *,
+        token: str = "",
         inline_media: bool = False,
         routed_shape: tuple[int, int] | None = None,
         control_timeout: float = CONTROL_TIMEOUT,
     ) -> None:
         self.url = url.rstrip("/")
         self.deals_seeds = True
+        self._token = token
         self._media_root = Path(media_root) if media_root is not None else None
         self._inline_media = inline_media
         self._routed_shape = routed_shape
@@ -252,7 +255,8 @@ class HttpEngine:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=True)
+            headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
         return self._session
 
     async def _control(self, path: str, payload: Mapping[str, Any]) -> Any:
@@ -303,6 +307,8 @@ class HttpEngine:
         text = f"{self.url}{path} answered {status}: {_message(raw)}"
         if status == 499:
             return EngineAborted(text)
+        if status in (401, 403):
+            return EngineDenied(f"{text}. {HOW}")
         if status in (502, 503, 504):
             return EngineUnavailable(text)
         return EngineFaulty(text) if status >= 500 else EngineError(text)
@@ -317,6 +323,11 @@ class HttpEngine:
 
 
 JSON = {"Content-Type": "application/json"}
+HOW = (
+    "Give the token of an engine that runs elsewhere by --engine-token-file of `relax serve`, by --token-file of "
+    "`relax engine add`, or in $RELAX_ENGINE_TOKEN"
+)
+"""What to do where an engine wants a token."""
 _BULKY = frozenset({"output_token_logprobs", "input_token_logprobs", "routed_experts"})
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from relax_sdk.config import EngineKind
-from relax_sdk.errors import EngineError
+from relax_sdk.errors import EngineDenied, EngineError
+from relax_server.engines.addresses import EngineAddress
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess, ServerProcess
 from relax_server.engines.settings import EngineSettings
 from relax_server.engines.sglang.client import SglangEngine
 from relax_server.engines.sglang.process import SglangProcess
+from relax_server.engines.tokens import find_token
 from relax_server.engines.vllm.client import VllmEngine
 from relax_server.engines.vllm.process import VllmProcess
 from relax_server.models.layout import routed_shape
@@ -46,40 +49,36 @@ def process_of(
 
 
 def connect(
-    kind: EngineKind,
-    url: str,
-    media_root: Path,
-    model_path: Path,
-    inline_media: bool = False,
-    warn: Callable[[str], None] = logger.warning,
+    address: EngineAddress, media_root: Path, model_path: Path, warn: Callable[[str], None] = logger.warning
 ) -> HttpEngine:
     """A client of an engine that runs.
 
     Args:
-        kind: what runs there.
-        url: where.
-        media_root: the media folder, which the engine can read.
+        address: of the engine.
+        media_root: the media folder, which the engine can read unless it is an external one.
         model_path: of the served model.
-        inline_media: send the bytes of media, for an engine that may not read them.
         warn: takes what the user should know of the engine; default: the log.
 
     Raises:
         ConfigError: `model_path` is not a model folder.
     """
-    if kind == "sglang":
-        return SglangEngine(url, media_root, inline_media=inline_media, routed_shape=routed_shape(model_path), warn=warn)
-    if kind == "vllm":
-        return VllmEngine(url)
-    return HttpEngine(url, media_root, inline_media=inline_media)
+    url, token, inline = address.url, address.token, address.external
+    if address.kind == "sglang":
+        shape = routed_shape(model_path)
+        return SglangEngine(url, media_root, token=token, inline_media=inline, routed_shape=shape, warn=warn)
+    if address.kind == "vllm":
+        return VllmEngine(url, token=token)
+    return HttpEngine(url, media_root, token=token, inline_media=inline)
 
 
-async def stated_kind(url: str) -> EngineKind | None:
+async def stated_kind(url: str, token: str) -> EngineKind | None:
     """What a server says that it is; None where it does not say.
 
     Raises:
+        EngineDenied: it wants another token.
         EngineError: it does not answer.
     """
-    engine = HttpEngine(url)
+    engine = HttpEngine(url, token=token)
     try:
         info = await engine.server_info()
     finally:
@@ -90,17 +89,25 @@ async def stated_kind(url: str) -> EngineKind | None:
     return "sglang" if "tp_size" in info else None  # it tells its settings in place of its name
 
 
-async def connect_running(url: str, inline_media: bool) -> HttpEngine:
+async def connect_running(url: str, token: str, inline_media: bool) -> HttpEngine:
     """A client of a server that somebody else started, whatever it is.
 
     Args:
         url: where.
+        token: to show it; empty: the one that `find_token` finds.
         inline_media: send the bytes of media, as it cannot read our files.
+
+    Raises:
+        EngineDenied: it wants another token.
+        ConfigError: `RELAX_ENGINE_TOKEN` holds none.
     """
+    token = token or await asyncio.to_thread(find_token, url)
     try:
-        kind = await stated_kind(url)
+        kind = await stated_kind(url, token)
+    except EngineDenied:
+        raise
     except EngineError:  # its health is asked for next
         kind = "embedded"
-    if kind == "embedded":
-        return HttpEngine(url, inline_media=inline_media)
-    return VllmEngine(url) if kind == "vllm" else SglangEngine(url, inline_media=inline_media)
+    if kind == "vllm":
+        return VllmEngine(url, token=token)
+    return (SglangEngine if kind == "sglang" else HttpEngine)(url, token=token, inline_media=inline_media)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from relax_sdk.errors import EngineError, EngineUnavailable
 from relax_server.engines.settings import EngineSettings
+from relax_server.guard import TOKEN
 from relax_server.log_tail import log_tail
 
 MAX_RUNNING = 512
@@ -51,6 +52,11 @@ class ServerProcess:
         if not self._url:
             raise EngineError("the engine process was not started; await start() first")
         return self._url
+
+    @property
+    def token(self) -> str:
+        """What it wants to be shown with every call."""
+        return self._settings.token
 
     @property
     def pid(self) -> int | None:
@@ -145,7 +151,8 @@ class EngineProcess(ServerProcess):
         limits = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
         command += ["--ready-file", f"/dev/fd/{writer}", "--parent-pid", str(os.getpid())]
         try:
-            await self._launch(command, {**os.environ, **limits, **self._settings.env}, [writer])
+            env = {**os.environ, **limits, **self._settings.env, TOKEN: self.token}
+            await self._launch(command, env, [writer])
         except BaseException:
             os.close(reader)
             raise

@@ -46,10 +46,16 @@ def add(
     ] = None,
     url: Annotated[str | None, typer.Option(help="URL of an engine that runs already; without it, one is started.")] = None,
     kind: Annotated[str | None, typer.Option(help="Kind of the engine at --url, if another than the run's own.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the token of the engine at --url, if it is not found on this machine.")
+    ] = None,
 ) -> None:
     """Add an engine to a run; it is used once it has the current weights."""
+    from relax_server.engines.tokens import read_token
+
+    token = read_token(token_file) if url is not None else ""
     with RunControl(folder) as control:
-        name = control.add(id, url, kind)["id"]
+        name = control.add(id, url, kind, token or None)["id"]
         said = f"engine {name} is starting, and gets the current weights"
         engine = _follow(control, name, said, lambda state: state not in ("starting",), START_SECONDS)
     if engine["state"] in ("current", "out"):

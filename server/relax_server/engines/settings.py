@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from relax_server.guard import new_token
+
 
 @dataclass(frozen=True)
 class EngineSettings:
@@ -18,7 +20,9 @@ class EngineSettings:
     dtype: str = "float32"
     """`float32` or `bfloat16`."""
     host: str = "127.0.0.1"
-    """The address that it listens on; it asks nobody who he is."""
+    """The address that it listens on."""
+    token: str = field(default_factory=new_token, repr=False)
+    """What its callers have to show; by default one that nobody can guess."""
     port: int = 0
     """0 picks a free one."""
     max_total_tokens: int | None = None

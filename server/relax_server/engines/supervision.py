@@ -10,6 +10,7 @@ from collections.abc import Callable
 from relax_sdk.errors import EngineUnavailable
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import ServerProcess
+from relax_server.engines.tokens import forget_tokens, keep_token
 
 HEALTH_SECONDS = 5.0
 """Seconds between looks at it."""
@@ -26,7 +27,8 @@ PAUSE = 1.0
 async def supervise(process: ServerProcess, name: str, start_seconds: float, restarts: int, say: Callable[[str], None]) -> None:
     """Start an engine, and again whenever it ends or does not answer, until SIGINT or SIGTERM.
 
-    It begins with the weights it is started from; whoever updates them has to do so again after a restart.
+    It begins with the weights it is started from; whoever updates them has to do so again after a restart. Its token is
+    kept where this user's other programs find it.
 
     Args:
         process: not started yet.
@@ -36,7 +38,7 @@ async def supervise(process: ServerProcess, name: str, start_seconds: float, res
         say: told where it answers, and what was mended.
 
     Raises:
-        ConfigError: it cannot be started as it is configured.
+        ConfigError: it cannot be started as it is configured, or its token cannot be kept.
         EngineUnavailable: it does not start, or was lost too often.
     """
     task = asyncio.current_task()
@@ -59,6 +61,7 @@ async def supervise(process: ServerProcess, name: str, start_seconds: float, res
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
         await process.stop()
+        forget_tokens()
     say(f"{name}: ended")
 
 
@@ -67,9 +70,11 @@ async def _run(process: ServerProcess, name: str, start_seconds: float, restarts
     while True:
         await process.start(start_seconds)
         began = time.monotonic()
-        say(f"{name}: ready at {process.url}; Ctrl-C ends it")
+        kept = keep_token(process.url, process.token)
+        say(f"{name}: ready at {process.url}; its token is in {kept}; Ctrl-C ends it")
         why = await _lost(process)
         await process.stop()
+        forget_tokens()
         lost = 1 if time.monotonic() - began > LONG else lost + 1
         if lost > restarts:
             raise EngineUnavailable(f"{name}: {why}, for the {lost}th time; giving up\n{await process.log_tail()}")
@@ -79,7 +84,7 @@ async def _run(process: ServerProcess, name: str, start_seconds: float, restarts
 
 async def _lost(process: ServerProcess) -> str:
     """Wait until it ended or no longer answers; which of them."""
-    client, misses = HttpEngine(process.url), 0
+    client, misses = HttpEngine(process.url, token=process.token), 0
     try:
         while True:
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import math
 import os
@@ -19,8 +18,11 @@ from aiohttp import web
 from relax_sdk.config import EngineKind
 from relax_sdk.control import CONTROL
 from relax_sdk.errors import ConfigError, RelaxError
+from relax_server.guard import Guard, hosts_of
+from relax_server.guard.on_aiohttp import guarded
 from relax_server.roles.fleet import DRAIN_SECONDS, EngineConflict, EngineFleet, EngineInfo
 
+HOST = "127.0.0.1"
 MAX_BODY = 64 << 10
 MAX_DRAIN = 3600.0
 CLOSE_SECONDS = 1.0
@@ -44,15 +46,17 @@ class RunControlServer:
 
     async def start(self) -> None:
         """Listen, and say where in `control.json`."""
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
+        wanted = f"the key of this run, which is in {CONTROL} in its folder"
+        guard = Guard(self._key, hosts_of(HOST), wanted, open_paths=frozenset())
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[guarded(guard), _errors])
         app.router.add_get("/v1/engines", self._list)
         app.router.add_post("/v1/engines", self._add)
         app.router.add_get("/v1/engines/{id}", self._get)
         app.router.add_delete("/v1/engines/{id}", self._remove)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_SECONDS)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        await web.TCPSite(self._runner, HOST, 0).start()
+        url = f"http://{HOST}:{self._runner.addresses[0][1]}"
         self._write({"url": url, "key": self._key, "pid": os.getpid(), "host": socket.gethostname()})
 
     def _write(self, control: dict[str, Any]) -> None:
@@ -72,25 +76,6 @@ class RunControlServer:
 
     # ------------------------------------------------------------------------------------------------------------- routes
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Callable[..., Any]) -> web.StreamResponse:
-        """Refuse strangers, and answer errors in OpenAI's shape, as the rollout service does."""
-        shown = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        try:
-            if not hmac.compare_digest(shown.encode(), self._key.encode()):
-                return _error(
-                    401, f"the key of this run is in {CONTROL} in its folder: Authorization: Bearer KEY", "unauthorized"
-                )
-            return await handler(request)
-        except EngineConflict as error:
-            return _error(409, str(error), "conflict")
-        except ConfigError as error:
-            return _error(400, str(error), "invalid_value")
-        except RelaxError as error:
-            return _error(500, str(error), "internal_error")
-        except web.HTTPException as error:
-            return _error(error.status, f"{request.method} {request.path}: {error.reason}", "http_error")
-
     async def _list(self, request: web.Request) -> web.Response:
         return web.json_response({"engines": [self._row(info) for info in self.fleet.infos]})
 
@@ -104,7 +89,7 @@ class RunControlServer:
     async def _add(self, request: web.Request) -> web.Response:
         body = await _body(request)
         kind: EngineKind | None = body.get("kind")  # type: ignore[assignment] - the fleet refuses what is none
-        info = self.fleet.add(body.get("id"), body.get("url"), kind)
+        info = self.fleet.add(body.get("id"), body.get("url"), kind, body.get("token"))
         return web.json_response(self._row(info), status=200 if info.state == "current" else 202)
 
     async def _remove(self, request: web.Request) -> web.Response:
@@ -130,8 +115,23 @@ class RunControlServer:
         return row
 
 
+@web.middleware
+async def _errors(request: web.Request, handler: Callable[..., Any]) -> web.StreamResponse:
+    """Answer errors in OpenAI's shape, as the rollout service does."""
+    try:
+        return await handler(request)
+    except EngineConflict as error:
+        return _error(409, str(error), "conflict")
+    except ConfigError as error:
+        return _error(400, str(error), "invalid_value")
+    except RelaxError as error:
+        return _error(500, str(error), "internal_error")
+    except web.HTTPException as error:
+        return _error(error.status, f"{request.method} {request.path}: {error.reason}", "http_error")
+
+
 async def _body(request: web.Request) -> dict[str, str]:
-    """`id`, `url` and `kind`, as far as they are given.
+    """`id`, `url`, `kind` and `token`, as far as they are given.
 
     Raises:
         ConfigError: it is something else.
@@ -140,7 +140,7 @@ async def _body(request: web.Request) -> dict[str, str]:
         body = json.loads(await request.read() or b"{}")
     except ValueError as error:
         raise ConfigError(f"the body is not JSON ({error})") from error
-    fields = {"id", "url", "kind"}
+    fields = {"id", "url", "kind", "token"}
     if not isinstance(body, dict) or set(body) - fields:
         raise ConfigError(f"the body must be an object of {', '.join(sorted(fields))}, all optional")
     for name, value in body.items():
@@ -150,5 +150,5 @@ async def _body(request: web.Request) -> dict[str, str]:
 
 
 def _error(status: int, message: str, code: str) -> web.Response:
-    kind = {401: "authentication_error", 404: "not_found_error", 500: "server_error"}.get(status, "invalid_request_error")
+    kind = {404: "not_found_error", 500: "server_error"}.get(status, "invalid_request_error")
     return web.json_response({"error": {"message": message, "type": kind, "param": None, "code": code}}, status=status)

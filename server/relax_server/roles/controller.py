@@ -242,7 +242,7 @@ class Controller:
 
     def stopped(self) -> RunError:
         """The error of a run that was asked to stop."""
-        self.progress.cut_short(self.inbox.rest(), len(self.engines.urls))
+        self.progress.cut_short(self.inbox.rest(), len(self.engines.addresses))
         where = f"at step {self.progress.step} of {self.config.steps}" if self.figures.begun else "while it was starting"
         if self.progress.step == self.config.steps:
             where = "before the held-out evaluation of the final weights was done"
@@ -325,7 +325,7 @@ class Controller:
         pause = await self.sync.load(message.step) if self.progress.newest or evaluated else 0.0
         await self.progress.count_dropped()
         self.tell_rollout()
-        self.progress.step_ended(pause, len(self.engines.urls))
+        self.progress.step_ended(pause, len(self.engines.addresses))
         if evaluated:
             self.held_out.ask(message.step)
 
@@ -348,7 +348,7 @@ class Controller:
 
     def engines_changed(self, drain: float) -> None:
         """Other engines than before: the rollout leaves those that are gone."""
-        self.rollout.send(SetEngines(self.engines.urls, self.engines.attached, drain))
+        self.rollout.send(SetEngines(self.engines.addresses, drain))
 
     def engines_failed(self, error: RelaxError) -> None:
         """No engine can be had any more: the run ends with the error."""

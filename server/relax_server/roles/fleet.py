@@ -13,7 +13,8 @@ from typing import Any, get_args
 from relax_sdk.config import EngineKind
 from relax_sdk.errors import ConfigError, EngineError, EngineUnavailable, RelaxError
 from relax_sdk.runtime import Job
-from relax_server.engines.addresses import check_address
+from relax_server.engines.addresses import EngineAddress, check_address
+from relax_server.engines.tokens import check_token
 from relax_server.roles.fleet_weights import FleetWeights
 from relax_server.roles.placement import Placement
 from relax_server.roles.restarts import Restarts
@@ -90,14 +91,9 @@ class EngineFleet:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def urls(self) -> tuple[str, ...]:
-        """URLs of engines that accept calls."""
-        return tuple(slot.url for slot in self._in("current"))
-
-    @property
-    def attached(self) -> dict[str, EngineKind]:
-        """Kinds of the engines that run elsewhere, by URL."""
-        return {slot.url: slot.kind for slot in self._in("current") if slot.external}
+    def addresses(self) -> tuple[EngineAddress, ...]:
+        """Addresses of engines that accept calls."""
+        return tuple(slot.reach for slot in self._in("current"))
 
     @property
     def version(self) -> int:
@@ -130,33 +126,39 @@ class EngineFleet:
 
     # --------------------------------------------------------------------------------------------------- adding, removing
 
-    def add(self, id: str | None = None, url: str | None = None, kind: EngineKind | None = None) -> EngineInfo:
+    def add(
+        self, id: str | None = None, url: str | None = None, kind: EngineKind | None = None, token: str | None = None
+    ) -> EngineInfo:
         """Begin to add an engine; it joins the pool once it has the current weights. One that is there already stays.
 
         Args:
             id: its name; None: a free one.
             url: of one that runs elsewhere and can read the run's exchange folder; None: one is started.
             kind: of the one at `url`; None: as the run's own.
+            token: of the one at `url`; None: what `find_token` finds for it.
 
         Returns:
             It as it is now; `infos` tells how it goes on. One that cannot be started stays there as `lost`, until it is
             removed, or added again, which is another try.
 
         Raises:
-            ConfigError: not a name, a URL or a kind of engine, or a URL that the run may not use.
+            ConfigError: not a name, a URL, a kind or a token of an engine, or a URL that the run may not use.
             EngineConflict: the name or the URL is taken by another engine, or by one that is leaving.
         """
         if id is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", id):
             raise ConfigError(f"id = {id!r}; allowed: up to 64 letters, digits, dots, dashes and underscores")
         if kind is not None and (kind not in get_args(EngineKind) or url is None):
             raise ConfigError(f"kind = {kind!r}; allowed: {', '.join(get_args(EngineKind))}, and only together with a url")
+        if token is not None and url is None:
+            raise ConfigError("token = …; allowed: only together with a url, as an engine of the run has its own")
+        token = "" if token is None else check_token(token, "token")
         url = None if url is None else check_address(url, self.job.config.engine_hosts)
         there = self._there(id, url)
         if there is not None and there.state != "lost":
             if there.state == "draining":
                 raise EngineConflict(f"engine {there.id} is leaving; add it again when it is gone")
             return _info(there)
-        slot = self._new(id or (there.id if there is not None else self._free_id()), url, kind)
+        slot = self._new(id or (there.id if there is not None else self._free_id()), url, kind, token)
         if there is not None and there.task is not None:
             there.task.cancel()
         slot.task = self._spawn(self._add(slot, there))
@@ -175,11 +177,11 @@ class EngineFleet:
     def _free_id(self) -> str:
         return next(id for n in itertools.count(1) if (id := f"e{n}") not in self._slots)
 
-    def _new(self, id: str, url: str | None = None, kind: EngineKind | None = None) -> EngineSlot:
+    def _new(self, id: str, url: str | None = None, kind: EngineKind | None = None, token: str = "") -> EngineSlot:
         """A slot, its engine not started yet."""
         ours = [slot for slot in self._slots.values() if slot.id != id and not slot.external and not slot.added]
         added = len(ours) >= self.job.config.engines
-        slot = EngineSlot(id, kind or self.job.config.engine, None, url or "", added)
+        slot = EngineSlot(id, kind or self.job.config.engine, None, url or "", token, added)
         if url is None:
             self._renew(slot)
         self._slots[id] = slot

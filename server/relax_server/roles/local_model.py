@@ -77,7 +77,7 @@ class LocalModel:
         self._rollout = placement.role("rollout", job.folder, self._heard)
         ready = self._expect(RolloutReady)
         await self._rollout.start(
-            StartRollout(job.spec, job.agent, job.config, job.folder.name, job.folder, base, (self._engine.url,), train=False)
+            StartRollout(job.spec, job.agent, job.config, job.folder.name, job.folder, base, (self._engine.reach,), train=False)
         )
         async with _limit():
             await ready

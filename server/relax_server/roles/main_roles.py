@@ -96,12 +96,11 @@ class MainRoles:
                 job.folder.name,
                 job.folder,
                 self._model_path,
-                engines.urls,
+                engines.addresses,
                 train=True,
                 features=self._exchange.features,
                 journal=self._placement.journal,
                 claim=job.holder.id,
-                attached=engines.attached,
             )
         )
 

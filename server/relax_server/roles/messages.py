@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relax_sdk.config import EngineKind, RunConfig, SamplingParams
+from relax_sdk.config import RunConfig, SamplingParams
 from relax_sdk.errors import RelaxError
 from relax_sdk.evaluation import Evaluation, Played
 from relax_sdk.messages import AssistantMessage, Message
+from relax_server.engines.addresses import EngineAddress
 
 # ------------------------------------------------------------------------------------------------- controller → rollout
 
@@ -26,7 +27,7 @@ class StartRollout:
     run: str
     folder: Path
     model_path: Path
-    engines: tuple[str, ...]
+    engines: tuple[EngineAddress, ...]
     train: bool
     """False: evaluate and chat only."""
     features: Path | None = None
@@ -35,8 +36,6 @@ class StartRollout:
     """Where groups are kept; None: in the run folder."""
     claim: str | None = None
     """`Holder.id` of the program that has claimed the run in the journal."""
-    attached: dict[str, EngineKind] = field(default_factory=dict)
-    """Kinds of engines that run elsewhere by URL, as in `SetEngines`."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,7 @@ class Loading:
 class SetEngines:
     """The engines to use from now on; each that leaves is answered by an `EngineLeft`."""
 
-    urls: tuple[str, ...]
-    attached: dict[str, EngineKind] = field(default_factory=dict)
-    """What those are that run elsewhere, by URL; they are sent the bytes of media."""
+    engines: tuple[EngineAddress, ...]
     drain: float = 0.0
     """Seconds for calls in flight at engines that leave; those that are left begin again elsewhere."""
 

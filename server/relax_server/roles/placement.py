@@ -55,6 +55,9 @@ class Engine(Protocol):
     @property
     def url(self) -> str: ...
 
+    @property
+    def token(self) -> str: ...
+
     async def start(self, timeout: float) -> None:
         """Start it and wait until it answers.
 

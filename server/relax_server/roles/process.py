@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from relax_server.guard import TOKEN
 from relax_server.log_tail import log_tail
 from relax_server.roles.channel import Channel
 from relax_server.roles.messages import Died, Stop
@@ -70,6 +71,8 @@ class RoleProcess:
         """Start the process; a session of its own keeps a terminal's Ctrl-C away from it."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         channel, fd = Channel.pair()
+        env = os.environ | thread_limits(self._threads)
+        env.pop(TOKEN, None)  # what environments and agents do there need not know how to command an engine elsewhere
         with self.log.open("ab") as log:
             try:
                 self._process = subprocess.Popen(
@@ -78,7 +81,7 @@ class RoleProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=os.environ | thread_limits(self._threads),
+                    env=env,
                     start_new_session=True,
                 )
             finally:

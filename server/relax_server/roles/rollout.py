@@ -10,12 +10,12 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from relax_sdk.config import EngineKind
 from relax_sdk.errors import RelaxError, RunError
 from relax_sdk.evaluation import Evaluation, Played
 from relax_sdk.examples import gives_examples
 from relax_sdk.media import MediaStore
 from relax_sdk.session import Agent
+from relax_server.engines.addresses import EngineAddress
 from relax_server.engines.coalesce import CoalescingEngine
 from relax_server.engines.kinds import connect
 from relax_server.garbage import settle
@@ -73,7 +73,7 @@ class RolloutRole:
         self.processor = Processor.load(first.model_path, first.features)
         self.store = MediaStore(layout.media)
         self.journal = open_journal(first.journal or layout.journal, claim=first.claim)
-        self.pool = EnginePool(self.engine(url, first.attached.get(url)) for url in first.engines)
+        self.pool = EnginePool(map(self.engine, first.engines))
         self.leaving: set[str] = set()
         """Engines that only finish what they have."""
         self.gateway: AgentGateway | None = None
@@ -155,11 +155,11 @@ class RolloutRole:
     def set_engines(self, message: SetEngines) -> None:
         """Let new engines join, and those leave that are no longer named."""
         known = {engine.url for engine in self.pool.engines} - self.leaving
-        for url in message.urls:
-            if url not in known:
-                self.leaving.discard(url)
-                self.pool.add(self.engine(url, message.attached.get(url)))
-        for url in known - set(message.urls):
+        for address in message.engines:
+            if address.url not in known:
+                self.leaving.discard(address.url)
+                self.pool.add(self.engine(address))
+        for url in known - {address.url for address in message.engines}:
             self.leaving.add(url)
             self.spawn(self.leave(url, message.drain))
 
@@ -169,14 +169,13 @@ class RolloutRole:
         self.leaving.discard(url)
         self.channel.send(EngineLeft(url))
 
-    def engine(self, url: str, attached: EngineKind | None = None) -> CoalescingEngine:
-        """A client; `attached` is what runs there, if it is not one of the run's own."""
-        kind = attached or self.first.config.engine
+    def engine(self, address: EngineAddress) -> CoalescingEngine:
+        """A client of an engine."""
 
         def warn(text: str) -> None:
             self.channel.send(Warn(text))
 
-        return CoalescingEngine(connect(kind, url, self.store.root, self.first.model_path, attached is not None, warn))
+        return CoalescingEngine(connect(address, self.store.root, self.first.model_path, warn))
 
     async def evaluate(self, message: Evaluate) -> None:
         told = 0.0

@@ -11,9 +11,11 @@ from typing import Literal
 from relax_sdk.config import EngineKind
 from relax_sdk.errors import EngineError
 from relax_sdk.runtime import Job
+from relax_server.engines.addresses import EngineAddress
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.kinds import connect, stated_kind
 from relax_server.engines.settings import EngineSettings
+from relax_server.engines.tokens import find_token
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.placement import Engine, Placement
 
@@ -38,6 +40,8 @@ class EngineSlot:
     """None: it runs elsewhere, and is never stopped by us."""
     address: str = ""
     """Address of an engine that runs elsewhere."""
+    secret: str = field(default="", repr=False)
+    """Token that was given for an engine that runs elsewhere; empty: `find_token` is asked."""
     added: bool = False
     """Whether it came after the engines that the run began with."""
     state: SlotState = "starting"
@@ -50,6 +54,8 @@ class EngineSlot:
     """Looks in a row at which it did not answer."""
     pause: float = 0.0
     """Seconds before one that runs elsewhere and was lost is tried again."""
+    token: str = field(default="", repr=False)
+    """What it wants to be shown; known once it is started."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """No call is in flight any more, and none will be."""
     task: asyncio.Task[None] | None = None
@@ -69,6 +75,11 @@ class EngineSlot:
             return ""
 
     @property
+    def reach(self) -> EngineAddress:
+        """Where it answers, and, once it is started, what it wants to be shown."""
+        return EngineAddress(self.url, self.kind, self.token, self.external)
+
+    @property
     def started(self) -> bool:
         """Whether there is a `client`."""
         return self._client is not None
@@ -83,7 +94,7 @@ class EngineSlot:
         """Make the client, once it has an address."""
         if self._client is not None:
             await self._client.close()
-        self._client = connect(self.kind, self.url, media, model_path, inline_media=self.external)
+        self._client = connect(self.reach, media, model_path)
 
     def alive(self) -> bool:
         """Whether its process exists, as far as we can know."""
@@ -125,14 +136,17 @@ async def start(slot: EngineSlot, job: Job, model_path: Path) -> None:
 
     Raises:
         EngineUnavailable: it ended, or was not ready in time.
+        EngineDenied: what runs elsewhere wants another token.
         EngineError: what runs elsewhere is of another kind than was said.
         ConfigError: SGLang or vLLM is wanted and not installed, or cannot do here what the run wants.
     """
     if slot.process is not None:
         await slot.process.start(START_SECONDS[slot.kind])
+        slot.token = slot.process.token
     else:
         job.config.check_engine(slot.kind)
-        stated = await stated_kind(slot.url)
+        slot.token = slot.secret or await asyncio.to_thread(find_token, slot.url)
+        stated = await stated_kind(slot.url, slot.token)
         if stated not in (None, slot.kind):
             raise EngineError(
                 f"{slot.url} is an engine of kind {stated!r}, and was added as {slot.kind!r}; add it again with kind={stated!r}"

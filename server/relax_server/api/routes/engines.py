@@ -19,6 +19,7 @@ from relax_server.api.trainings.store import Training
 from relax_server.engines.addresses import check_address
 from relax_server.engines.coalesce import CoalescingEngine
 from relax_server.engines.kinds import connect_running
+from relax_server.engines.tokens import check_token
 from relax_server.gateway.errors import ApiError
 from relax_server.gateway.wire import json_response
 
@@ -45,7 +46,9 @@ async def add_engine(core: Core, key: Operator, body: EngineBody) -> Response:
     there = {row["url"]: row for row in _rows(core)}
     if url in there and not there[url]["draining"]:
         return json_response(there[url])
-    engine = CoalescingEngine(await connect_running(url, inline_media=not core.config.media_paths))
+    known = core.config.engine_token if urlsplit(url).hostname in named else ""
+    token = known if body.token is None else check_token(body.token, "token")
+    engine = CoalescingEngine(await connect_running(url, token, inline_media=not core.config.media_paths))
     try:
         if not await engine.health():
             raise EngineUnavailable(f"the engine {url} does not answer; start it first")

@@ -1,7 +1,7 @@
-"""Start the embedded engine: `python -m relax_server.engines.embedded --model-path DIR`.
+"""Start the embedded engine: `python -m relax_server.engines.embedded --model-path DIR`, its token in `RELAX_ENGINE_TOKEN`.
 
-Exit codes: 0 after SIGTERM or SIGINT, or when the parent is gone; 2 wrong arguments or a model that cannot be served; 3 the
-port is taken.
+Exit codes: 0 after SIGTERM or SIGINT, or when the parent is gone; 2 wrong arguments, no token, or a model that cannot be
+served; 3 the port is taken.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model-path", required=True, help="a save_pretrained folder, or a built-in name such as relax/tiny-omni"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on; there is no key")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
     parser.add_argument("--port", type=int, default=0, help="0 picks a free one")
     parser.add_argument("--media-root", type=Path, help="the only folder media paths may point into")
     parser.add_argument("--threads", type=int, default=1, help="of the model; media have two of their own")
@@ -99,7 +99,7 @@ def _watch_parent(pid: int) -> None:
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
-async def _serve(arguments: argparse.Namespace, path: Path, listener: socket.socket) -> None:
+async def _serve(arguments: argparse.Namespace, path: Path, listener: socket.socket, token: str) -> None:
     import torch
     from aiohttp import web
 
@@ -110,6 +110,7 @@ async def _serve(arguments: argparse.Namespace, path: Path, listener: socket.soc
     from relax_server.engines.embedded.scheduler import Scheduler, SchedulerConfig
     from relax_server.engines.embedded.server import EngineServer
     from relax_server.garbage import settle
+    from relax_server.guard import Guard, hosts_of
     from relax_server.models.processor import Processor
     from relax_server.timeline import Timeline
 
@@ -128,7 +129,8 @@ async def _serve(arguments: argparse.Namespace, path: Path, listener: socket.soc
         decode=lambda ids: processor.tokenizer.decode(ids, skip_special_tokens=False),
     )
     control = Control(Scheduler(runner, config, arguments.weight_version), Timeline(arguments.timeline, "engine"))
-    server = EngineServer(control, PromptBuilder(processor, arguments.media_root), path, arguments.threads)
+    guard = Guard(token, hosts_of(arguments.host), "the token that this engine was started with")
+    server = EngineServer(control, PromptBuilder(processor, arguments.media_root), path, arguments.threads, guard)
     stop = asyncio.Event()
     for number in STOPPING:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -152,11 +154,13 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     listener = _listen(arguments.host, arguments.port)
     from relax_sdk.errors import RelaxError
+    from relax_server.engines.tokens import take_token
     from relax_server.models.catalog import resolve_model
 
     try:
+        token = take_token()
         path = resolve_model(arguments.model_path)  # before anything slow is imported
-        asyncio.run(_serve(arguments, path, listener))
+        asyncio.run(_serve(arguments, path, listener, token))
     except RelaxError as error:
         return _fail(2, str(error))
     return 0

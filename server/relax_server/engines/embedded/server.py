@@ -20,6 +20,8 @@ from relax_server.engines.embedded.prompts import PromptBuilder
 from relax_server.engines.embedded.sampling import Sampling
 from relax_server.engines.embedded.sglang_json import meta_info, parse_sampling
 from relax_server.engines.embedded.web import EventStream, error_bodies, json_body, json_response
+from relax_server.guard import Guard
+from relax_server.guard.on_aiohttp import guarded
 from relax_server.models.media_features import Kind
 from relax_server.models.weight_files import read_weights
 
@@ -33,9 +35,10 @@ HEALTH_TIMEOUT = 20.0
 
 
 class EngineServer:
-    """Routes over a model loop; lives on one event loop."""
+    """Routes over a model loop, for callers that the guard lets in; lives on one event loop."""
 
-    def __init__(self, control: Control, builder: PromptBuilder, model_path: Path, threads: int) -> None:
+    def __init__(self, control: Control, builder: PromptBuilder, model_path: Path, threads: int, guard: Guard) -> None:
+        self.guard = guard
         self.control = control
         self.scheduler = control.scheduler
         self.builder = builder
@@ -48,7 +51,7 @@ class EngineServer:
         self.loop.start()
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[error_bodies])
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[guarded(self.guard), error_bodies])
         post = {
             "/generate": self.generate,
             "/abort_request": self.abort_request,

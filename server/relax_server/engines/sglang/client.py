@@ -53,12 +53,20 @@ class SglangEngine(HttpEngine):
         url: str,
         media_root: str | Path | None = None,
         *,
+        token: str = "",
         inline_media: bool = False,
         routed_shape: tuple[int, int] | None = None,
         control_timeout: float = CONTROL_TIMEOUT,
         warn: Callable[[str], None] = logger.warning,
     ) -> None:
-        super().__init__(url, media_root, inline_media=inline_media, routed_shape=routed_shape, control_timeout=control_timeout)
+        super().__init__(
+            url,
+            media_root,
+            token=token,
+            inline_media=inline_media,
+            routed_shape=routed_shape,
+            control_timeout=control_timeout,
+        )
         self._paused: PauseMode | None = None
         self._weights: WeightShapes | None = None
         self._settings: dict[str, Any] | None = None

@@ -95,11 +95,12 @@ class VllmEngine(HttpEngine):
 
     Args:
         url: for example `http://127.0.0.1:8000`.
+        token: sent with every call; empty: none is.
         control_timeout: seconds for commands such as a weight update.
     """
 
-    def __init__(self, url: str, *, control_timeout: float = CONTROL_TIMEOUT) -> None:
-        super().__init__(url, control_timeout=control_timeout)
+    def __init__(self, url: str, *, token: str = "", control_timeout: float = CONTROL_TIMEOUT) -> None:
+        super().__init__(url, token=token, control_timeout=control_timeout)
         self._weights: WeightShapes | None = None
         self.deals_seeds = False
         self._asks: set[Ask] = set()

@@ -16,7 +16,8 @@ from relax_server.models.catalog import resolve_model
 from relax_server.models.layout import model_config
 
 INSIDE = Path(__file__).with_name("inside")
-MIDDLEWARE = "relax_gate.Gate"
+MIDDLEWARE = ("relax_gate.Gate", "relax_guard.EngineGuard")
+"""Loaded into it; the last one is asked first."""
 
 BLOCK = 32
 """Tokens that share one piece of the KV cache on a CPU, where vLLM would take 128; only whole pieces are found again."""
@@ -87,9 +88,8 @@ class VllmProcess(ForeignProcess):
             self._settings.dtype,
             "--max-num-seqs",
             str(self._settings.max_running or MAX_RUNNING),
-            "--middleware",
-            MIDDLEWARE,
         ]
+        arguments += [word for name in MIDDLEWARE for word in ("--middleware", name)]
         # Its own default is the same for every engine, and engines with one seed answer the same.
         arguments += ["--seed", str(random.getrandbits(31)), "--logprobs-mode", "processed_logprobs"]
         arguments += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
@@ -115,6 +115,7 @@ class VllmProcess(ForeignProcess):
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120",
             "DO_NOT_TRACK": "1",
             "RELAX_WEIGHT_VERSION": str(self._settings.weight_version),
+            "VLLM_API_KEY": self.token,
         }
         if not environment.cuda:
             threads = str(self._settings.threads)

@@ -28,6 +28,7 @@ from relax_server.gateway.openai_responses import ResponsesRoute
 from relax_server.gateway.played import PlayedSession, over
 from relax_server.gateway.step import take_step
 from relax_server.gateway.wire import bearer, error_response, json_response, on_wire, read_json
+from relax_server.guard import Guard, GuardedApp, hosts_of
 from relax_server.models.processor import Processor
 from relax_server.rollout.session import EpisodeSession
 from relax_server.rollout.threads import CallThreads
@@ -173,8 +174,8 @@ class AgentGateway:
         await self._processes.close()
         self.media_threads.close()
 
-    def app(self) -> Starlette:
-        """The routes of a session, as the rollout service has them."""
+    def app(self) -> GuardedApp:
+        """The routes of a session, as the rollout service has them; each asks for the session's own key."""
         base = "/v1/sessions/{id}"
         routes = [
             Route(f"{base}/openai/v1/chat/completions", ChatRoute(self, self.find).handle, methods=["POST"]),
@@ -185,7 +186,7 @@ class AgentGateway:
             Route(f"{base}/reward", self._route(self._reward), methods=["POST"]),
             Route(f"{base}/finish", self._route(self._finish), methods=["POST"]),
         ]
-        return Starlette(routes=routes)
+        return GuardedApp(Starlette(routes=routes), Guard(hosts=hosts_of(HOST)))
 
     async def find(self, request: HTTPConnection) -> AgentSession:
         """The session in a request's path, for its own key.

@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from relax_sdk.config import EngineKind, RunConfig
 from relax_sdk.errors import RunError
 from relax_server.engines.settings import EngineSettings
+from relax_server.guard import TOKEN
 from relax_server.models.catalog import cache_root
 from relax_server.roles import shared_memory
 from relax_server.roles.field_worker import REFERENCE_ROLE, field_roles
@@ -59,7 +60,7 @@ class RayPlacement:
         self.folder, self.one_machine, self.journal = folder, one_machine, config.ray.journal
         self._cpus = needs(config)
         self._namespace = namespace(folder)
-        self._env = {name: value for name, value in os.environ.items() if name.startswith("RELAX_")}
+        self._env = {name: value for name, value in os.environ.items() if name.startswith("RELAX_") and name != TOKEN}
         self._shared: tuple[Path, ...] = ()
         self._roles = [role for role in self._cpus if role != "engines"]  # in the order of their bundles
         self._trunk = placement_group([{"CPU": self._cpus[role]} for role in self._roles])

@@ -206,6 +206,8 @@ class RayEngine:
         self._ended: asyncio.Task[None] | None = None
         self.pid: int | None = None
         """Process id on its node."""
+        self.token = settings.token
+        """What it wants to be shown with every call."""
 
     @property
     def url(self) -> str:

@@ -1,8 +1,11 @@
-"""Lets SGLang 0.5.23 take each request's own `sampling_seed`; on PYTHONPATH of its process only.
+"""Lets SGLang 0.5.23 take each request's own `sampling_seed`, and its token; on PYTHONPATH of its process only.
 
 SGLang draws each token of a request from (seed, position), whatever else is in the batch, but hands the seeds to its sampler
 only under `--enable-deterministic-inference`, which takes other kernels, too, costs speed, and does not run on a CPU. Here the
 seeds are handed over without that. A request without a seed gets a random one.
+
+SGLang's own `--api-key` would be seen in the list of processes and in its log, and does not look at `Host` or `Origin`; so the
+guard of our other servers is put in front of it.
 """
 
 import importlib.abc
@@ -11,8 +14,10 @@ import importlib.util
 import os
 import secrets
 import sys
+import types
 
-MODULE = "sglang.srt.sampling.sampling_batch_info"
+SAMPLING = "sglang.srt.sampling.sampling_batch_info"
+SERVER = "sglang.srt.entrypoints.http_server"
 
 
 class _After(importlib.abc.MetaPathFinder):
@@ -58,6 +63,18 @@ def _seed(params):
     return params.sampling_seed
 
 
+def _guard(module):
+    """Put the guard in front of the server; what the server asks of itself is sent with the token."""
+    import requests
+    from relax_guard import TOKEN, EngineGuard
+
+    module.app.add_middleware(EngineGuard)
+    own = requests.Session()
+    own.trust_env = False  # a .netrc would take the place of the header
+    own.headers["Authorization"] = f"Bearer {os.environ[TOKEN]}"
+    module.requests = types.SimpleNamespace(get=requests.get, post=own.post, exceptions=requests.exceptions)
+
+
 def _run_next():
     """Run the `sitecustomize` that this one stands in front of."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -67,5 +84,6 @@ def _run_next():
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-sys.meta_path.insert(0, _After(MODULE, _hand_over_seeds))
+sys.meta_path.insert(0, _After(SAMPLING, _hand_over_seeds))
+sys.meta_path.insert(0, _After(SERVER, _guard))
 _run_next()

@@ -1,0 +1,1 @@
+"""What is imported by SGLang and vLLM, too: this folder is on their `PYTHONPATH`."""
