@@ -27,6 +27,7 @@ from relax_server.api.readiness import Readiness
 from relax_server.api.retention import Retention
 from relax_server.api.rollouts import RolloutHub
 from relax_server.api.routes import docs, engines, envs, health, keys, pausing, results, rollouts, runs, sessions
+from relax_server.api.routes.one_call import OneCallRoute
 from relax_server.api.routes.session_socket import SessionSocket
 from relax_server.api.sessions import ExternalSession, SessionHub
 from relax_server.api.trainings.hub import TrainingHub
@@ -102,7 +103,7 @@ def _model_calls(core: ServiceCore, hub: SessionHub) -> list[Route | WebSocketRo
         routes.append(Route(f"{base}/chat/completions", chat.handle, methods=["POST"]))
         routes.append(Route(f"{base}/responses", responses.handle, methods=["POST"]))
         routes.append(Route(f"{base}/models", models, methods=["GET"]))
-    return routes
+    return [*routes, OneCallRoute(core, hub).route]
 
 
 def _readings(core: ServiceCore, hub: SessionHub, rolling: RolloutHub) -> list[tuple[str, str, str, dict[str, float]]]:

@@ -38,6 +38,9 @@ def describe(app: FastAPI) -> None:
                 "A model call, as chat completions", "messages", messages, with_id
             )
             schema["paths"][f"{base}/responses"] = _call("A model call, as a response", "input", items, with_id)
+        schema["paths"]["/v1/chat/completions"] = _call(
+            "A model call, recorded as a session of its own", "messages", messages, False
+        )
         return schema
 
     app.openapi = openapi

@@ -72,11 +72,11 @@ class SessionBody(Body):
 
     env: str = Field(default="none", max_length=200, description="none: the agent has a world of its own")
     split: str = Field(default="train", max_length=100)
-    task_index: int = Field(
-        default=0,
+    task_index: int | None = Field(
+        default=None,
         ge=0,
         le=1 << 53,
-        description="A session that names none plays the first task of its split, with a seed of its own",
+        description="Default: with a seed, a task that follows from it; without, the next one of the split",
     )
     seed: int | None = Field(
         default=None, ge=0, le=1 << 53, description="What environment and sampling are seeded from; default: a new one"

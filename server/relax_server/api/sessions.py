@@ -18,6 +18,7 @@ from relax_sdk.session import StepOutcome
 from relax_sdk.trajectory import Group, Status, Trajectory, derive_seed
 from relax_server.api.core import ServiceCore
 from relax_server.api.keys import Key
+from relax_server.api.next_task import NextTasks
 from relax_server.api.trajectories import finished
 from relax_server.gateway.bodies import RewardBody
 from relax_server.gateway.digest import digest
@@ -45,8 +46,11 @@ class Opening:
     env: str
     """`none`: the agent has a world of its own."""
     split: str
-    task_index: int
+    task_index: int | None
+    """None: with a seed of the caller's the one that follows from it, otherwise the next one of the split."""
     seed: int
+    seeded: bool
+    """The seed is the caller's."""
     run: str
     train: bool
     """Sampling is the session's own whatever the agent asks for, and the trajectory is served to trainers."""
@@ -226,6 +230,7 @@ class SessionHub:
         self._open: dict[str, ExternalSession] = {}
         """Open sessions, and those that ended last."""
         self._by_secret: dict[str, str] = {}
+        self._tasks = NextTasks()
         self._ended: deque[str] = deque()
         """Those whose outcome is remembered, the first to end first."""
 
@@ -251,17 +256,19 @@ class SessionHub:
         splits = await core.splits(spec)
         if opening.split not in splits:
             raise bad(f"{spec.id} has no split {opening.split!r}; there are {', '.join(splits)}", "split")
-        rows, index = splits[opening.split], opening.task_index
+        rows = splits[opening.split]
+        seed = opening.seed if opening.seeded else None
+        index = self._tasks.pick(rows, (key.id, spec.id, opening.split), opening.task_index, seed)
         row = rows.row(index) if rows.at_hand else await core.media_threads.call(rows.row, index, limit=60.0)
         id, secret = f"s_{secrets.token_hex(8)}", f"rls_{secrets.token_urlsafe(32)}"
         task = EpisodeTask(
             split=opening.split,
-            task_index=opening.task_index,
+            task_index=index,
             row=row,
             group_id=f"{opening.run}/{id}",
             group_index=0,
             group_size=1,
-            seed=derive_seed(opening.seed, opening.split, opening.task_index),
+            seed=derive_seed(opening.seed, opening.split, index),
             run_seed=derive_seed(opening.seed, opening.sample_index),
             sampling=opening.sampling,
         )
