@@ -87,16 +87,14 @@ class Hostile(relax.Env):
             except OSError:
                 time.sleep(0.01)
 
-    def do_orphan(self, path: str) -> None:
+    def do_orphan(self, seconds: str) -> str:
         """A grandchild in a session of its own, which would go on after its worker."""
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
-                Path(path).write_text(str(os.getpid()))
-                time.sleep(600)
+                os.execvp("sleep", ["sleep", seconds])
             os._exit(0)
-        time.sleep(0.5)
-        os._exit(0)
+        return "left"
 
     def do_hang(self, _: str) -> None:
         time.sleep(600)

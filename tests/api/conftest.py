@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from postgres_server import postgres  # noqa: F401  (fixture)
@@ -33,3 +35,14 @@ def locked(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterat
     it = start(folder, "--engine", engine, "--drain-seconds", "1", key=secret)
     yield it
     it.stop()
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> None:
+    """What uploads code is skipped where no service would run it."""
+    from relax_server.api.environments.sandbox import Sandbox, SandboxUnavailable
+
+    try:
+        asyncio.run(Sandbox(Path("/nonexistent")).require())
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
-import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cloudpickle
@@ -17,6 +18,7 @@ from service_process import Service, start
 
 import relax_sdk as relax
 
+pytestmark = pytest.mark.usefixtures("sandbox")
 ONE = {"sampling": {"max_new_tokens": 1}}
 
 
@@ -168,7 +170,7 @@ def test_what_ends_a_worker_ends_nothing_else(client: relax.Client, hostile: str
     assert bystander.chat(bystander.observation)["role"] == "assistant"
     bystander.cancel()
     assert Play(client, hostile).do("hello") == "hello"
-    assert not _left_over("relax-env-")
+    assert not _left_over()
 
 
 def test_a_hanging_step_is_given_up(client: relax.Client, hostile: str) -> None:
@@ -194,22 +196,19 @@ def test_many_hanging_steps_get_a_new_worker(client: relax.Client, hostile: str)
     assert Play(client, hostile).do("hello") == "hello"
 
 
-def test_nothing_outlives_its_worker(client: relax.Client, hostile: str, tmp_path: Path) -> None:
-    os.chmod(tmp_path, 0o777)
-    for parent in list(tmp_path.parents)[:2]:
-        os.chmod(parent, 0o755)
-    file = tmp_path / "pid"
-    play = Play(client, hostile)
+def test_nothing_outlives_its_worker(client: relax.Client, hostile: str) -> None:
+    play, command = Play(client, hostile), ["sleep", "31415"]
+    assert play.do("orphan 31415") == "left"
+    assert _wait_for(lambda: command in _commands())
     with pytest.raises(relax.ServiceError):
-        play.do(f"orphan {file}")
-    assert not psutil.pid_exists(int(file.read_text()))
+        play.do("exit")
+    assert command not in _commands()
 
 
 def test_it_cannot_write_read_secrets_or_reach_the_engine(client: relax.Client, locked: Service, hostile: str) -> None:
     play = Play(client, hostile)
     engine = client.models()["engines"][0]["url"].rpartition(":")[2]
-    if os.geteuid() == 0:  # for others the files of the service are their own
-        assert play.do(f"write {locked.folder}/journal.db") == "PermissionError"
+    assert play.do(f"write {locked.folder}/journal.db") == "FileNotFoundError"
     assert play.do(f"connect {engine}") != "connected"
     assert not {name for name in play.do("secrets").split(",") if name.endswith(("KEY", "TOKEN", "PASSWORD"))}
     assert play.do("write here") == "written"  # in its own folder, which is removed
@@ -240,23 +239,67 @@ def test_a_registered_environment_survives_the_service(tmp_path: Path, service: 
         finally:
             one.process.kill()
             one.process.wait(30)
-    assert _gone("relax-env-")
+    assert _wait_for(lambda: not _left_over())
 
 
-def _left_over(mark: str) -> list[int]:
+def test_without_a_sandbox_uploads_are_refused_or_trusted(
+    tmp_path: Path, locked: Service, client: relax.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without bubblewrap; what was registered before is refused, too."""
+    engine = client.models()["engines"][0]["url"]
+    (tmp_path / "nothing").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    for options in ((), ("--trust-uploads",)):
+        one = start(tmp_path, "--engine", engine, *options, key=_admin(tmp_path))
+        try:
+            with relax.Client(one.url, one.key) as there:
+                if options:
+                    there.upload_env(hosted_envs.Hostile, id="mine")
+                    assert Play(there, "mine").do("hello") == "hello"
+                    continue
+                with pytest.raises(relax.ServiceError, match=r"apt install bubblewrap.*--trust-uploads") as refused:
+                    there.upload_env(hosted_envs.Hostile, id="mine")
+                assert (refused.value.status, refused.value.code) == (403, "uploads_refused")
+        finally:
+            one.process.kill()
+            one.process.wait(30)
+
+
+def test_nobody_else_can_read_a_services_folder(locked: Service) -> None:
+    """Its key was made before it started, and its journal was open to all."""
+    assert locked.folder.stat().st_mode & 0o777 == 0o700
+    names = {path.name: path.stat().st_mode & 0o777 for path in locked.folder.rglob("*")}
+    assert {"journal.db", "journal.db-wal", "server.id"} <= names.keys()
+    assert not {name: oct(mode) for name, mode in names.items() if mode & 0o077}
+
+
+def _admin(folder: Path) -> str:
+    """An admin key, made on the command line."""
+    command = [sys.executable, "-m", "relax_sdk.cli", "keys", "add", "root", "--rights", "admin", "--folder", str(folder)]
+    made = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert (folder / "journal.db").stat().st_mode & 0o777 == 0o600
+    return made.stdout.strip()
+
+
+def _commands() -> list[list[str]]:
+    """Command lines of all processes."""
+    return [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+
+
+def _left_over() -> list[int]:
     """Processes of workers whose guard is gone."""
     found = []
     for process in psutil.process_iter():
         try:
-            if mark in " ".join(process.cmdline()) and process.ppid() == 1:
+            if "relax_server.api.environments.child" in process.cmdline() and process.ppid() == 1:
                 found.append(process.pid)
         except psutil.Error:
             continue
     return found
 
 
-def _gone(mark: str) -> bool:
+def _wait_for(condition: Callable[[], bool]) -> bool:
     end = time.monotonic() + 20
-    while _left_over(mark) and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         time.sleep(0.1)
-    return not _left_over(mark)
+    return condition()

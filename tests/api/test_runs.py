@@ -103,7 +103,7 @@ def test_an_environment_of_this_process_is_trained_on_there(station: Service, tm
     assert Letter.steps == before + 1
 
 
-def test_an_uploaded_environment_is_trained_on_in_a_worker(station: Service, tmp_path: Path) -> None:
+def test_an_uploaded_environment_is_trained_on_in_a_worker(station: Service, sandbox: None, tmp_path: Path) -> None:
     Letter.steps = 0
     spec = relax.EnvSpec("letter-there", Letter, LETTERS)
     run = trainer(station, spec, tmp_path / "run", provide="upload").fit(steps=2, progress=False)
@@ -215,6 +215,15 @@ def test_what_cannot_be_submitted(service: Service, body: dict, status: int, mes
     with service.client() as http:
         answer = http.post("/v1/runs", json=body)
     assert answer.status_code == status and message in answer.json()["error"]["message"], answer.text
+
+
+def test_a_command_is_no_upload(locked: Service) -> None:
+    """It runs outside the sandbox, so the right to upload is not enough where uploads are not trusted."""
+    with locked.client() as http:
+        secret = http.post("/v1/keys", json={"name": "up", "rights": ["run", "upload"]}).json()["secret"]
+    with locked.client(secret) as http:
+        answer = http.post("/v1/runs", json={"env": "tone-v0", "agent": ["cat", "/etc/shadow"]})
+    assert answer.status_code == 403 and "outside the sandbox" in answer.json()["error"]["message"]
 
 
 def test_a_run_that_fails_says_why(station: Service, tmp_path: Path) -> None:

@@ -62,6 +62,9 @@ def serve(
     ] = None,
     max_runs: Annotated[int, typer.Option(help="Training runs at once; more wait.")] = 1,
     max_engines: Annotated[int, typer.Option(help="Engines that one training run may have.")] = 4,
+    trust_uploads: Annotated[
+        bool, typer.Option(help="Run uploaded code without a sandbox: who may upload may do all that the service may.")
+    ] = False,
     log_format: Annotated[str, typer.Option(help="text, or json: one object a line.")] = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error; info has a line for each request.")] = (
         "warning"
@@ -101,6 +104,7 @@ def serve(
         allowed_hosts=tuple(allowed_host or ()),
         max_runs=max_runs,
         max_engines=max_engines,
+        trust_uploads=trust_uploads,
         log_format=log_format,  # type: ignore[arg-type]
         log_level=log_level,  # type: ignore[arg-type]
     )
@@ -146,9 +150,12 @@ def revoke_key(id: str, folder: Folder = FOLDER, journal: Annotated[str | None, 
 def _ring(folder: Path, journal: str | None):
     from relax_sdk.errors import ConfigError
     from relax_server.api.keys import KeyRing
+    from relax_server.api.private import private_folder
     from relax_server.journal import open_journal
     from relax_server.journal.sql import SqlJournal
 
+    if journal is None:
+        private_folder(folder)
     opened = open_journal(journal or folder / "journal.db")
     if not isinstance(opened, SqlJournal):
         raise ConfigError(f"{journal}: keys need an SQL journal")

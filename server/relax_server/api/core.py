@@ -16,12 +16,14 @@ from relax_sdk.session import Agent
 from relax_sdk.tasks import KeptRows, task_splits
 from relax_sdk.trajectory import Group
 from relax_server.api.environments.hub import EnvHub
+from relax_server.api.environments.sandbox import Sandbox
 from relax_server.api.events import EventLog
 from relax_server.api.freeform import FREE
 from relax_server.api.identity import Identity
 from relax_server.api.keys import KNOWN_SECONDS, Key, KeyRing
 from relax_server.api.metrics import Metrics
 from relax_server.api.pausing import Gate, GatedSlots
+from relax_server.api.private import private_folder
 from relax_server.api.quotas import FairSlots, TokenRates
 from relax_server.api.settings import ServiceConfig
 from relax_server.journal import open_journal
@@ -83,7 +85,8 @@ class ServiceCore:
         self.database = CallThreads("database", DATABASE_THREADS)
         self.events = EventLog(journal, self.database)
         logs = config.folder / "logs"
-        self.envs = EnvHub(journal, self.store, self.database, self.media_threads, logs, config.worker_limits)
+        sandbox = Sandbox(config.folder, config.trust_uploads)
+        self.envs = EnvHub(journal, self.store, self.database, self.media_threads, logs, config.worker_limits, sandbox)
         self.slots = FairSlots(config.concurrency)
         self.turn = asyncio.Lock()
         """See `RolloutContext.turn`."""
@@ -230,13 +233,14 @@ class ServiceCore:
 
 
 def folder_of(config: ServiceConfig) -> Path:
-    """The service's folder, made if needed.
+    """The service's folder, made if needed, and nobody else's.
 
     Raises:
         ConfigError: it cannot be made.
     """
+    private_folder(config.folder)
     try:
-        (config.folder / "media").mkdir(parents=True, exist_ok=True)
+        (config.folder / "media").mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(f"folder {config.folder} cannot be made ({error.strerror}); name another") from error
     return config.folder

@@ -63,6 +63,8 @@ class ServiceConfig:
     """Engines that one training run may have."""
     worker_limits: WorkerLimits = field(default_factory=WorkerLimits)
     """Limits of the worker of each environment that is registered."""
+    trust_uploads: bool = False
+    """Run code from outside without the sandbox: whoever may upload may then do all that the service may."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder).absolute())

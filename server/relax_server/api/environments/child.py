@@ -1,10 +1,11 @@
-"""The process that holds a registered environment; started by `sandbox`."""
+"""The process that holds a registered environment: `python -m relax_server.api.environments.child FD`; started by `guard`."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
+import sys
 
 import msgspec
 
@@ -42,3 +43,7 @@ async def _serve(connection: socket.socket) -> None:
     while (data := await read_frame(reader)) is not None:
         host.take(read_from_service(data))
     await host.close()
+
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]))

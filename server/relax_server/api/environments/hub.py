@@ -20,6 +20,7 @@ from relax_sdk.hosting.protocol import Description
 from relax_sdk.media import MediaStore
 from relax_sdk.registry import NAME, EnvSpec, get_spec, list_envs
 from relax_server.api.environments.limits import WorkerLimits
+from relax_server.api.environments.sandbox import Sandbox, SandboxUnavailable
 from relax_server.api.environments.sockets import AWAY_SECONDS, SocketLink
 from relax_server.api.environments.source import EnvSource, python_version
 from relax_server.api.environments.worker import WorkerLink
@@ -69,6 +70,7 @@ class EnvHub:
         threads: wait for the disk.
         logs: folder of the workers' logs.
         limits: of every worker.
+        sandbox: in which workers run.
     """
 
     def __init__(
@@ -79,10 +81,11 @@ class EnvHub:
         threads: CallThreads,
         logs: Path,
         limits: WorkerLimits,
+        sandbox: Sandbox,
     ) -> None:
         self._journal, self._store, self._database = journal, store, database
         self._in_thread: InThread = threads.call
-        self._logs, self.limits = logs, limits
+        self._logs, self.limits, self._sandbox = logs, limits, sandbox
         self._entries: dict[str, Entry] = {}
         self._looked: dict[str, float] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -150,7 +153,7 @@ class EnvHub:
         Registering a name again replaces it, as a notebook's cell does; episodes under way fail.
 
         Raises:
-            ApiError: the name is taken by an installed environment, or by somebody else's.
+            ApiError: the name is taken by an installed environment, or by somebody else's; or there is no sandbox for it here.
             EnvError: it cannot be loaded.
         """
         self._claim(source.id, key)
@@ -167,6 +170,8 @@ class EnvHub:
             row = dict(id=source.id, key=key.id, source=msgspec.msgpack.encode(source), created_at=time.time())
             row |= dict(description=msgspec.msgpack.encode(description))
             await self._database.call(self._write, row, key, limit=DATABASE_SECONDS)
+        except SandboxUnavailable as error:
+            raise ApiError(403, str(error), "uploads_refused") from error
         except EnvError as error:
             await link.close()
             raise bad(f"the environment cannot be loaded: {error}", code="environment_error") from error
@@ -254,9 +259,8 @@ class EnvHub:
     # --------------------------------------------------------------------------------------------------------- parts
 
     def _worker(self, source: EnvSource) -> WorkerLink:
-        return WorkerLink(
-            source, self.limits, self._logs / f"env-{quote(source.id, safe='')}.log", self._store, self._in_thread
-        )
+        log = self._logs / f"env-{quote(source.id, safe='')}.log"
+        return WorkerLink(source, self.limits, log, self._store, self._in_thread, self._sandbox)
 
     def _claim(self, env: str, key: Key) -> None:
         if _installed(env):

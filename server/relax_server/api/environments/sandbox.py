@@ -1,256 +1,166 @@
-"""The guard of a worker: `python -m relax_server.api.environments.sandbox FD FOLDER LIMITS`.
+"""The sandbox of workers: bubblewrap's namespaces, a filter of system calls, and a user without any rights.
 
-It starts the process that holds the foreign code, with fewer rights, and watches it and all that it starts: what uses too much,
-or is left over when the service or the worker ends, is killed. The reason is told in one line on standard output.
+`python -m relax_server.api.environments.sandbox FOLDER` tries it out on this machine, and says why it does not work.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import json
+import asyncio
 import os
-import resource
-import select
-import signal
+import shutil
+import subprocess
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-import psutil
-
+from relax_sdk.errors import EnvError
 from relax_server.api.environments.limits import WorkerLimits
+from relax_server.api.environments.syscalls import NEW_ENOUGH, filter_pipe
+from relax_server.api.environments.visible import mounts
 
-POLL = 0.2
-"""Seconds between looks."""
-KILL_SECONDS = 5.0
 FIRST_UID, UIDS = 2_000_000, 1_000_000
 """Users that workers run as where the service is root's: each has its own, which nobody else has."""
-THREADS = 512
-"""Threads and processes together, by the system's own count: what a process that multiplies reaches before we look."""
-GUARD_NICE, WORKER_NICE = -10, 5
-"""The guard must get its turn among hundreds that spin; only root can give it the first."""
-ADDRESS_SPACE = 4
-"""Address space, as a multiple of the memory: reserved is not used, but what is asked for at once beyond this is refused."""
-
-_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 8, 36, 38
-_CLONE_NEWNET, _CLONE_NEWUSER = 0x4000_0000, 0x1000_0000
-_CAP_DAC_READ_SEARCH = 2
-_libc = ctypes.CDLL(None, use_errno=True)
+NOBODY = 65534
+"""Its user inside a user namespace, which is the service's own user outside."""
+TRIAL_SECONDS = 60.0
+INSTALL = f"bubblewrap 0.7 or newer (Debian, Ubuntu: apt install bubblewrap) and {NEW_ENOUGH}"
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV")
+"""Environment variables that a worker gets; none of them holds a secret."""
+_WORKS = "the sandbox works"
+_NAME = "relax_server.api.environments.sandbox"
 
 
-@dataclass
-class Usage:
-    """What the processes of a worker use together."""
+class SandboxUnavailable(EnvError):
+    """Code from outside is not run here."""
 
-    memory: int = 0
-    cpu: float = 0.0
+
+class Sandbox:
+    """Whether code of strangers may be run by a service: in bubblewrap, or without where it is trusted.
+
+    Args:
+        folder: of the service, which no worker sees.
+        trusted: run it without bubblewrap, with no more protection than a user of its own where the service is root's.
+    """
+
+    def __init__(self, folder: Path, trusted: bool = False) -> None:
+        self.folder, self.trusted = folder, trusted
+        self._works = trusted
+        self._trying = asyncio.Lock()
+
+    async def require(self) -> None:
+        """Try the sandbox, until it has worked once.
+
+        Raises:
+            SandboxUnavailable: it does not work on this machine.
+        """
+        async with self._trying:
+            if self._works:
+                return
+            said = await self._try()
+            if said != _WORKS:
+                raise SandboxUnavailable(
+                    f"this service does not run code from outside, as the sandbox for it does not work here ({said}): install "
+                    f"{INSTALL}, or start the service with --trust-uploads if whoever may upload may do all that it may"
+                )
+            self._works = True
+
+    async def _try(self) -> str:
+        trial = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", _NAME, str(self.folder)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            async with asyncio.timeout(TRIAL_SECONDS):
+                said, _ = await trial.communicate()
+        except TimeoutError:
+            trial.kill()
+            await trial.wait()
+            return f"it did not start within {TRIAL_SECONDS:.0f} s"
+        return (said.decode(errors="replace").strip().splitlines() or ["it ended without a word"])[-1]
+
+
+def enclosed(program: list[str], limits: WorkerLimits, hidden: Path, filter_fd: int) -> list[str]:
+    """The command line that runs a program in the sandbox; what starts it passes `filter_fd` on.
+
+    Args:
+        program: command line of the program.
+        limits: of the worker.
+        hidden: folder of the service.
+        filter_fd: of `filter_pipe`.
+
+    Raises:
+        FileNotFoundError: bubblewrap is not installed.
+    """
+    bubblewrap = shutil.which("bwrap")
+    if bubblewrap is None:
+        raise FileNotFoundError("bubblewrap is not installed")
+    options = ["--die-with-parent", "--new-session", "--hostname", "worker", "--chdir", "/tmp", "--seccomp", str(filter_fd)]
+    options += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--cap-drop", "ALL"]
+    if not limits.network:
+        options.append("--unshare-net")
+    if os.geteuid() == 0:
+        # Root lays the mounts, also of a Python that only root can reach; then a user whom nobody else is takes over.
+        user = str(FIRST_UID + os.getpid() % UIDS)
+        options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        program = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--inh-caps=-all", "--", *program]
+    else:
+        options += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+    return [bubblewrap, *options, *mounts(limits.files, hidden, limits.network), "--", *program]
+
+
+def environment(home: str) -> dict[str, str]:
+    """Environment variables of a worker.
+
+    Args:
+        home: the folder that it may write to.
+    """
+    passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    if paths := os.environ.get("PYTHONPATH"):
+        passed["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths.split(os.pathsep))
+    passed |= {"HOME": home, "TMPDIR": home, "USER": "worker", "LOGNAME": "worker"}
+    passed |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return passed | {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+
+def inside() -> None:
+    """Look around as a worker, and tell what is not as it must be.
+
+    Raises:
+        RuntimeError: something is not.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    rights = [name for name in ("CapInh", "CapPrm", "CapEff", "CapAmb") if int(status[name], 16)]
+    processes = [name for name in os.listdir("/proc") if name.isdigit()]
+    for wrong, what in (
+        (os.getuid() == 0, "it runs as root"),
+        (rights, f"it has capabilities ({', '.join(rights)})"),
+        (status["Seccomp"] != "2" or status["NoNewPrivs"] != "1", "its system calls are not filtered"),
+        (len(processes) > 3, "it sees other processes"),
+    ):
+        if wrong:
+            raise RuntimeError(what)
+    import relax_server.api.environments.child  # noqa: F401  (can it be read?)
+
+    Path("/tmp/trial").write_text("can be written")
+    print(_WORKS)
 
 
 def main() -> None:
-    """Guard one worker until it ends."""
-    fd, folder, limits = int(sys.argv[1]), Path(sys.argv[2]), WorkerLimits(**json.loads(sys.argv[3]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what loses its parent becomes ours
-    guard = os.getpid()
-    child = os.fork()
-    if child == 0:
-        _become_worker(fd, folder, limits, guard)
-    os.close(fd)
-    with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, GUARD_NICE)
-    how = ""
+    """Try the sandbox out, and say in one line what came of it."""
+    program = [sys.executable, "-P", "-c", f"from {_NAME} import inside; inside()"]
     try:
-        how = _watch(child, limits)
-    finally:
-        _kill_all()
-        print(how or "ended", flush=True)
-
-
-# ---------------------------------------------------------------------------------------------------- the worker's side
-
-
-def _become_worker(fd: int, folder: Path, limits: WorkerLimits, guard: int) -> NoReturn:
-    """Give up rights, then run the environment."""
-    status = 1
-    try:
-        os.setsid()
-        for stream in (0, 1):
-            os.dup2(os.open(os.devnull, os.O_RDWR), stream)
-        os.chdir(folder)
-        with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text("1000")
-        if not limits.network:
-            _leave_network()
-        _limit(limits)
-        _drop_rights(folder)
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # which a change of user takes back
-        if os.getppid() != guard:
-            os._exit(1)
-        from relax_server.api.environments.child import run
-
-        run(fd)
-        status = 0
-    except BaseException as error:
-        print(f"the worker failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    finally:
-        os._exit(status)
-
-
-def _leave_network() -> None:
-    """Move into an empty network of its own; as a normal user, together with a user namespace."""
-    if _libc.unshare(_CLONE_NEWNET) != 0 and (os.geteuid() == 0 or _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0):
-        print(f"warning: the network cannot be forbidden here ({os.strerror(ctypes.get_errno())})", file=sys.stderr, flush=True)
-
-
-def _limit(limits: WorkerLimits) -> None:
-    user = os.getuid()
-    there = 0 if user == 0 else sum(_threads(p) for p in psutil.process_iter() if _uid(p) == user)
-    for what, value in (
-        (resource.RLIMIT_AS, ADDRESS_SPACE * limits.memory),
-        (resource.RLIMIT_FSIZE, limits.files),
-        (resource.RLIMIT_NPROC, there + THREADS),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        hard = resource.getrlimit(what)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(what, (value, value))
-    os.setpriority(os.PRIO_PROCESS, 0, WORKER_NICE)
-
-
-def _drop_rights(folder: Path) -> None:
-    """Change from root to a user of the worker's own; others have nothing to drop."""
-    if os.geteuid() == 0:
-        uid = FIRST_UID + os.getpid() % UIDS
-        os.chown(folder, uid, uid)
-        os.chmod(folder, 0o700)
-        os.setgroups([])
-        os.setgid(uid)
-        # A Python that only root can read, such as one below /root, takes the right to read files.
-        private = not all(_open_to_all(Path(path)) for path in (sys.prefix, sys.base_prefix, *sys.path) if path)
-        if private:
-            _libc.prctl(_PR_SET_KEEPCAPS, 1)
-        os.setuid(uid)
-        if private:
-            _keep_capability(_CAP_DAC_READ_SEARCH)
-            print("warning: only root can read this Python, so environments may read all files", file=sys.stderr, flush=True)
-    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-
-
-def _open_to_all(path: Path) -> bool:
-    """Whether everybody can get to a folder or file; one that is not there needs no reading."""
-    try:
-        path = path.resolve()
-        return not path.exists() or all(folder.stat().st_mode & 0o001 for folder in (path, *path.parents) if folder.is_dir())
-    except OSError:
-        return False
-
-
-def _keep_capability(number: int) -> None:
-    header = (ctypes.c_uint32 * 2)(0x2008_0522, 0)
-    data = (ctypes.c_uint32 * 6)(1 << number, 1 << number, 0, 0, 0, 0)
-    if _libc.capset(header, data) != 0:
-        raise OSError(ctypes.get_errno(), "capset")
-
-
-# ----------------------------------------------------------------------------------------------------- the guard's side
-
-
-def _watch(child: int, limits: WorkerLimits) -> str:
-    """Wait until the worker ends or must end; returns how."""
-    spent, debt, last = 0.0, 0.0, time.monotonic()
-    while True:
-        if _service_gone():
-            return "the service is gone"
-        ended = _reap(child)
-        if ended is not None:
-            return ended
-        processes = psutil.Process().children(recursive=True)
-        if len(processes) > limits.processes:  # before anything that takes time for each of them
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGSTOP)  # most of them at once
-            return f"had {len(processes)} processes; allowed: {limits.processes}"
-        usage = _usage(processes)
-        if usage.memory > limits.memory:
-            return f"used {usage.memory >> 20} MiB of memory; allowed: {limits.memory >> 20}"
-        now = time.monotonic()
-        debt = max(0.0, debt + max(0.0, usage.cpu - spent) - limits.cpus * (now - last))
-        spent, last = usage.cpu, now
-        if debt > POLL:
-            _signal_all(signal.SIGSTOP)
-            time.sleep(min(debt / limits.cpus, 1.0))
-            _signal_all(signal.SIGCONT)
-
-
-def _service_gone() -> bool:
-    """Waits a moment; whether standard input, which the service holds, was closed meanwhile."""
-    ready, _, _ = select.select([0], [], [], POLL)
-    return bool(ready) and os.read(0, 1) == b""
-
-
-def _reap(child: int) -> str | None:
-    """Collect what has ended; how the worker itself did, if so."""
-    how = None
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return how
-        if pid == 0:
-            return how
-        if pid == child:
-            code = os.waitstatus_to_exitcode(status)
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-def _usage(processes: list[psutil.Process]) -> Usage:
-    usage = Usage()
-    for process in processes:
-        with contextlib.suppress(psutil.Error), process.oneshot():
-            usage.memory += _memory(process, shared=len(processes) > 1)
-            times = process.cpu_times()
-            usage.cpu += times.user + times.system
-    return usage
-
-
-def _memory(process: psutil.Process, shared: bool) -> int:
-    """Bytes in memory; of what forked processes share, each has its part."""
-    if shared:
-        with contextlib.suppress(psutil.AccessDenied):
-            return process.memory_full_info().pss
-    return process.memory_info().rss
-
-
-def _signal_all(number: int) -> None:
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            process.send_signal(number)
-
-
-def _kill_all() -> None:
-    """Kill until nothing is left; what multiplies is stopped first."""
-    end = time.monotonic() + KILL_SECONDS
-    while psutil.Process().children() and time.monotonic() < end:
-        _signal_all(signal.SIGSTOP)
-        _signal_all(signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        time.sleep(0.01)
-
-
-def _uid(process: psutil.Process) -> int | None:
-    with contextlib.suppress(psutil.Error):
-        return process.uids().real
-    return None
-
-
-def _threads(process: psutil.Process) -> int:
-    with contextlib.suppress(psutil.Error):
-        return process.num_threads()
-    return 0
+        filter_fd = filter_pipe()
+        command = enclosed(program, WorkerLimits(), Path(sys.argv[1]), filter_fd)
+        trial = subprocess.run(
+            command, env=environment("/tmp"), pass_fds=[filter_fd], capture_output=True, text=True, timeout=TRIAL_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(error)
+        return
+    said = (trial.stdout + trial.stderr).strip().splitlines()
+    print(said[-1] if said else f"bubblewrap ended with exit code {trial.returncode}")
 
 
 if __name__ == "__main__":

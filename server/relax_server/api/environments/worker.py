@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import json
-import os
-import shutil
 import socket
 import sys
 import tempfile
@@ -22,7 +18,8 @@ from relax_sdk.errors import EnvError, RelaxError
 from relax_sdk.hosting.protocol import Ask, Broken, Description, FromService, Hello, Reply, encode, read_from_host
 from relax_sdk.media import MediaStore
 from relax_server.api.environments.frames import frame, read_frame
-from relax_server.api.environments.limits import WorkerLimits
+from relax_server.api.environments.limits import WorkerLimits, WorkerPlan
+from relax_server.api.environments.sandbox import Sandbox, environment
 from relax_server.api.environments.source import EnvSource
 from relax_server.log_tail import log_tail
 from relax_server.rollout.hosted import HostLink, InThread
@@ -36,10 +33,6 @@ END_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds until a worker that has ended is started again; doubled each time, until one has lived for a minute."""
 LIVED = 60.0
-LOG_LIMIT = 16 << 20
-"""Bytes, after which a worker's log is begun anew."""
-_PASSED_ON = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "RELAX_CACHE", "VIRTUAL_ENV", "SSL_CERT_FILE")
-"""Environment variables of the service that a worker gets; none of them holds a secret."""
 
 
 class WorkerLink(HostLink):
@@ -51,11 +44,14 @@ class WorkerLink(HostLink):
         log: where it writes.
         store: media go here.
         in_thread: calls what waits for the disk.
+        sandbox: it runs in there.
     """
 
-    def __init__(self, source: EnvSource, limits: WorkerLimits, log: Path, store: MediaStore, in_thread: InThread) -> None:
+    def __init__(
+        self, source: EnvSource, limits: WorkerLimits, log: Path, store: MediaStore, in_thread: InThread, sandbox: Sandbox
+    ) -> None:
         super().__init__(source.id, store, in_thread)
-        self.source, self.limits, self.log = source, limits, log
+        self.source, self.limits, self.log, self.sandbox = source, limits, log, sandbox
         self.ended = 0
         """Workers that have ended by themselves or were killed."""
         self.how = ""
@@ -73,6 +69,7 @@ class WorkerLink(HostLink):
 
         Raises:
             EnvError: it cannot be loaded, or not in time.
+            SandboxUnavailable: code from outside is not run here.
         """
         async with self._starting:
             return await self._start()
@@ -128,10 +125,10 @@ class WorkerLink(HostLink):
     async def _start(self) -> Description:
         if self._closed:
             raise EnvError(f"environment {self.env} was removed")
-        folder = Path(await self._in_thread(tempfile.mkdtemp, None, "relax-env-", limit=START_SECONDS))
+        await self.sandbox.require()
         ours, theirs = socket.socketpair()
         try:
-            process = await self._spawn(theirs, folder)
+            process = await self._spawn(theirs)
         finally:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -147,27 +144,23 @@ class WorkerLink(HostLink):
         except (ConnectionError, RelaxError) as error:
             message, self.how = None, str(error)
         if not isinstance(message, Hello):
-            await self._finish(process, writer, folder, started)
+            await self._finish(process, writer, started)
             raise EnvError(message.message if isinstance(message, Broken) else await self._gone())
         self._writer = writer
-        self._watch = asyncio.create_task(self._listen(process, reader, writer, folder, started))
+        self._watch = asyncio.create_task(self._listen(process, reader, writer, started))
         return message.env
 
-    async def _spawn(self, connection: socket.socket, folder: Path) -> asyncio.subprocess.Process:
+    async def _spawn(self, connection: socket.socket) -> asyncio.subprocess.Process:
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        fresh = not self.log.exists() or self.log.stat().st_size > LOG_LIMIT
-        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        environment |= {"HOME": str(folder), "TMPDIR": str(folder), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        environment |= {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-        limits = json.dumps(dataclasses.asdict(self.limits))
-        with self.log.open("wb" if fresh else "ab") as log:
+        plan = WorkerPlan(self.limits, str(self.sandbox.folder), self.sandbox.trusted)
+        with self.log.open("ab") as log:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "relax_server.api.environments.sandbox", str(connection.fileno()), str(folder), limits),
+                *(sys.executable, "-P", "-m", "relax_server.api.environments.guard", str(connection.fileno()), plan.to_json()),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
+                env=environment(tempfile.gettempdir()),
                 pass_fds=[connection.fileno()],
-                env=environment,
                 start_new_session=True,
             )
 
@@ -176,7 +169,6 @@ class WorkerLink(HostLink):
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        folder: Path,
         started: float,
     ) -> None:
         """Deliver what the worker answers, until it ends."""
@@ -189,12 +181,10 @@ class WorkerLink(HostLink):
             self.how = str(error)
         finally:
             self._writer = None
-            await self._finish(process, writer, folder, started)
+            await self._finish(process, writer, started)
             self.lost(await self._gone())
 
-    async def _finish(
-        self, process: asyncio.subprocess.Process, writer: asyncio.StreamWriter, folder: Path, started: float
-    ) -> None:
+    async def _finish(self, process: asyncio.subprocess.Process, writer: asyncio.StreamWriter, started: float) -> None:
         """Let the guard kill what is left of it, and hear from it how it ended."""
         writer.close()
         told = ""
@@ -207,8 +197,6 @@ class WorkerLink(HostLink):
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
             self._process = None
-            with contextlib.suppress(RuntimeError):  # the threads are closed
-                await self._in_thread(shutil.rmtree, folder, True, limit=START_SECONDS)
         self.how = self.how or told or "ended"
         self.ended += 1
         if time.monotonic() - started > LIVED:

@@ -80,8 +80,12 @@ class TrainingHub:
         if self._config(body).engine_flags and not key.may("admin"):
             message = "config.engine_flags: a program's command line takes a key with the right admin"
             raise ApiError(403, message, "forbidden", "config")
-        if body.agent is not None and not key.may("upload"):
-            raise ApiError(403, "agent: starting a command takes a key with the right to upload", "forbidden", "agent")
+        if body.agent is not None and not key.may("upload" if core.config.trust_uploads else "admin"):
+            message = (
+                "agent: a command runs outside the sandbox, so it takes a key with the right admin, or the right to upload "
+                "where the service was started with --trust-uploads"
+            )
+            raise ApiError(403, message, "forbidden", "agent")
         request = body.model_dump(exclude_none=True)
         row: dict[str, Any] = dict(id=f"t_{secrets.token_hex(8)}", key=key.id, idempotency_key=idempotency_key, step=0)
         row |= dict(request=request, state="queued", created_at=time.time())
