@@ -16,6 +16,7 @@ from relax_sdk.client.transport import URL
 from relax_sdk.config import BusName, EngineKind, Mode
 from relax_sdk.errors import ConfigError, EnvError, RelaxError, raised
 from relax_sdk.messages import Message, Text
+from relax_sdk.printable import printable
 from relax_sdk.runtime import Provide
 from relax_sdk.stop_signals import Interrupted, exit_code
 
@@ -363,7 +364,7 @@ def main() -> None:
         add_commands()
         app()
     except RelaxError as error:
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        typer.echo(printable(f"{type(error).__name__}: {error}"), err=True)
         sys.exit(1)
 
 

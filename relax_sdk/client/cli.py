@@ -6,9 +6,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from relax_sdk.client.transport import URL
 from relax_sdk.errors import ConfigError
+from relax_sdk.printable import printable
 
 app = typer.Typer()
 
@@ -42,7 +44,7 @@ def _table(what: str, server: str, key: str | None) -> None:
         table.add_column(name, no_wrap=whole, overflow="fold")
     for row in rows:
         known = row.get("request", {}) | row.get("counts", {}) | row
-        table.add_row(*(str(known.get(name)) if known.get(name) is not None else "" for name in LISTS[what]))
+        table.add_row(*(Text(printable(str(known[name]))) if known.get(name) is not None else "" for name in LISTS[what]))
     console = Console(width=max(Console().width, _least_width(table)))
     console.print(table if rows else f"no {what} at {server}")
 
@@ -102,9 +104,9 @@ def episode(
             id = _whole_id(client, "sessions", id)
             id = client.transport.send(Call("GET", f"/v1/sessions/{id}"))["trajectory_id"]
         played = client.trajectory(id)
-    typer.echo(f"{played.id}: {played.env}, task {played.task_index}, seed {played.seed}")
+    typer.echo(f"{printable(played.id)}: {played.env}, task {played.task_index}, seed {played.seed}")
     for message in played.messages:
-        typer.echo(f"\n[{message['role']}] {_shown(message)}")
+        typer.echo(printable(f"\n[{message['role']}] {_shown(message)}"))
     typer.echo("")
     for number, turn in enumerate(played.turns, 1):
         versions = sorted({span.version for span in turn.weight_versions})
@@ -115,10 +117,10 @@ def episode(
             f"turn {number}: {len(turn.prompt_ids)} tokens in, {len(turn.response_ids)} out, {len(turn.media)} media, "
             f"mean logprob {mean:.3f}, weights {', '.join(map(str, versions))}, {turn.finish_reason}{seed}"
         )
-    parts = ", ".join(f"{name} {value:g}" for name, value in played.rewards.items())
+    parts = printable(", ".join(f"{name} {value:g}" for name, value in played.rewards.items()))
     typer.echo(f"{played.status}, reward {played.reward:g}" + (f" ({parts})" if parts else ""))
     if played.error:
-        typer.echo(f"error: {played.error}")
+        typer.echo(printable(f"error: {played.error}"))
 
 
 @app.command()
@@ -135,7 +137,7 @@ def follow(
         id = _whole_id(client, kind, id)
         for event in client.transport.events(f"/v1/{kind}/{id}/events", 0):
             values = (f"{name}={_short(value)}" for name, value in event.data.items() if value is not None)
-            typer.echo(f"{event.kind}: {' '.join(values)}")
+            typer.echo(printable(f"{event.kind}: {' '.join(values)}"))
 
 
 def _shown(message: dict[str, Any]) -> str:
