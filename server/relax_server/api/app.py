@@ -21,6 +21,7 @@ from relax_sdk.errors import RelaxError
 from relax_server.api.auth import session_called
 from relax_server.api.core import ServiceCore
 from relax_server.api.door.front import in_front
+from relax_server.api.log_rotation import LogRotation
 from relax_server.api.metrics import ServiceState
 from relax_server.api.openapi import describe
 from relax_server.api.readiness import Readiness
@@ -62,10 +63,12 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
         await core.envs.load()
         await rolling.resume()
         await training.resume()
-        pruning = asyncio.create_task(Retention(core, hub).run())
+        rotation = LogRotation(core.config.folder, core.config.max_log)
+        tidying = [asyncio.create_task(work) for work in (Retention(core, hub).run(), rotation.run())]
         yield
         core.draining = True
-        pruning.cancel()
+        for task in tidying:
+            task.cancel()
         readiness.close()
         await training.close()
         await rolling.close()

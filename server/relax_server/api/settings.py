@@ -46,6 +46,8 @@ class ServiceConfig:
     log_format: LogFormat = "text"
     log_level: LogLevel = "warning"
     """Lines about the service's own life are written at every level; a line for each request from `info` on."""
+    max_log: int = 64 << 20
+    """Bytes of a log file in the folder; the end of it, as large, is kept beside the new one."""
     max_body: int = 64 << 20
     """Bytes of a request that carries media or code."""
     proxies: tuple[str, ...] = ()
@@ -73,7 +75,14 @@ class ServiceConfig:
         for name, allowed in (("log_format", FORMATS), ("log_level", LEVELS)):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"ServiceConfig.{name} = {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
-        for name, least in (("concurrency", 1), ("max_body", 1024), ("threads", 1), ("max_runs", 1), ("max_engines", 1)):
+        for name, least in (
+            ("concurrency", 1),
+            ("max_body", 1024),
+            ("max_log", 1024),
+            ("threads", 1),
+            ("max_runs", 1),
+            ("max_engines", 1),
+        ):
             if getattr(self, name) < least:
                 raise ConfigError(f"ServiceConfig.{name} = {getattr(self, name)}; allowed: {least} or more")
         if self.no_keys and self.exposed:
