@@ -18,6 +18,8 @@ from relax_server.gateway.errors import ApiError
 from relax_server.journal.sql import SqlJournal
 from sample_groups import ManualClock, make_group
 from service_process import Service, start
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 import relax_sdk as relax
 
@@ -236,7 +238,7 @@ def test_the_first_key_closes_a_service_that_runs(tmp_path: Path, service: Servi
         engine = client.get("/v1/models").json()["engines"][0]["url"]
     it = start(tmp_path, "--engine", engine)
     try:
-        with it.client() as client:
+        with it.client() as client, connect(it.url.replace("http", "ws") + "/v1/sessions/ws") as socket:
             assert client.get("/v1/envs").status_code == 200
             journal = SqlJournal(tmp_path / "journal.db")
             KeyRing(journal).create("first")
@@ -245,6 +247,8 @@ def test_the_first_key_closes_a_service_that_runs(tmp_path: Path, service: Servi
             while client.get("/v1/envs").status_code != 401:
                 assert time.monotonic() < end
                 time.sleep(0.2)
+            with pytest.raises(ConnectionClosed, match="wants keys now"):
+                socket.recv(timeout=30)
     finally:
         it.stop()
 

@@ -64,12 +64,12 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
         await rolling.resume()
         await training.resume()
         rotation = LogRotation(core.config.folder, core.config.max_log)
-        tidying = [asyncio.create_task(work) for work in (Retention(core, hub).run(), rotation.run())]
+        for_ever = [asyncio.create_task(w) for w in (Retention(core, hub).run(), rotation.run(), core.watch.run())]
         yield
         core.draining = True
-        for task in tidying:
-            task.cancel()
         readiness.close()
+        for task in for_ever:
+            task.cancel()
         await training.close()
         await rolling.close()
         await hub.drain(0.0)

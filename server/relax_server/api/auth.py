@@ -13,13 +13,14 @@ from relax_server.log_ids import add_ids
 
 
 async def caller(request: HTTPConnection, core: ServiceCore, right: Right = "run") -> Key:
-    """The key of a request.
+    """The key of a request, whose id is kept with the request: see `watched`.
 
     Raises:
         ApiError: no key, one that does not work, or one without the right.
     """
     key = await _key(bearer(request), core)
     add_ids(key=key.id)
+    request.state.key_id = key.id
     if not key.may(right):
         raise ApiError(403, f"key {key.name!r} has no right to {right}; it has {', '.join(sorted(key.rights))}", "forbidden")
     return key
@@ -59,6 +60,26 @@ def _wrong(secret: str) -> str:
     return "this key is unknown, revoked or expired"
 
 
+def watched(request: HTTPConnection) -> str | None:
+    """Id of the key that lets a request in for as long as it works; None: it needs none."""
+    return getattr(request.state, "key_id", None)
+
+
+def _enter(request: HTTPConnection, hub: SessionHub, session: ExternalSession) -> ExternalSession:
+    """Let a session's own key in, as long as the key that opened the session works.
+
+    Raises:
+        ApiError: it does not.
+    """
+    why = hub.ended_keys.get(session.key.id)
+    if why is not None:
+        raise ApiError(401, f"session {session.id} is over: {why}", "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+    add_ids(key=session.key.id, **session.log_ids)
+    if session.key is not LOCAL:
+        request.state.key_id = session.key.id
+    return session
+
+
 async def session_of(request: HTTPConnection, core: ServiceCore, hub: SessionHub, id: str) -> ExternalSession:
     """The session in a request's path, for its own key or its owner's.
 
@@ -67,8 +88,7 @@ async def session_of(request: HTTPConnection, core: ServiceCore, hub: SessionHub
     """
     session, secret = hub.get(id), bearer(request)
     if session.opens_with(secret):
-        add_ids(key=session.key.id, **session.log_ids)
-        return session
+        return _enter(request, hub, session)
     key = await caller(request, core)
     if key.id != session.key.id and not key.may("admin"):
         raise unknown("session", id, UNKNOWN)
@@ -88,5 +108,4 @@ async def session_called(request: HTTPConnection, core: ServiceCore, hub: Sessio
     session = hub.by_secret(bearer(request))
     if session is None:
         raise ApiError(401, "the key of a session is wanted here; open one with POST /v1/sessions", "invalid_api_key")
-    add_ids(key=session.key.id, **session.log_ids)
-    return session
+    return _enter(request, hub, session)

@@ -20,6 +20,7 @@ from relax_server.api.environments.sandbox import Sandbox
 from relax_server.api.events import EventLog
 from relax_server.api.freeform import FREE
 from relax_server.api.identity import Identity
+from relax_server.api.key_watch import KeyWatch
 from relax_server.api.keys import KNOWN_SECONDS, Key, KeyRing
 from relax_server.api.metrics import Metrics
 from relax_server.api.pausing import Gate, GatedSlots
@@ -83,6 +84,7 @@ class ServiceCore:
         self.threads = CallThreads("environment", ENV_THREADS)
         self.media_threads = CallThreads("media", MEDIA_THREADS)
         self.database = CallThreads("database", DATABASE_THREADS)
+        self.watch = KeyWatch(self.keys, self.ask, self.wants_keys)
         self.events = EventLog(journal, self.database)
         logs = config.folder / "logs"
         sandbox = Sandbox(config.folder, config.trust_uploads)

@@ -11,18 +11,20 @@ from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 from starlette.requests import Request
 
-from relax_server.api.events import EventLog
+from relax_server.api.auth import watched
+from relax_server.api.core import ServiceCore
 from relax_server.gateway.errors import bad
 
 PING_SECONDS = 15
 """Seconds between signs of life on an event stream."""
 
 
-def follow(log: EventLog, topic: str, request: Request, ending: dict[str, Any] | None = None) -> Response:
-    """A topic's events from the one after `Last-Event-ID` on; it ends after the last event of something that is over.
+def follow(core: ServiceCore, topic: str, request: Request, ending: dict[str, Any] | None = None) -> Response:
+    """A topic's events from the one after `Last-Event-ID` on; it ends after the last event of something that is over, and with
+    `revoked` when the key that follows works no more.
 
     Args:
-        log: of events.
+        core: of the service.
         topic: whose.
         request: of who follows.
         ending: how it ended, if it is over: told also when its events were pruned.
@@ -35,12 +37,26 @@ def follow(log: EventLog, topic: str, request: Request, ending: dict[str, Any] |
         return ServerSentEvent(data=orjson.dumps(data).decode(), event=kind, id=str(seq))
 
     async def events() -> AsyncIterator[ServerSentEvent]:
-        seq, source = int(last), log.follow(topic, int(last)) if ending is None else log.rest(topic, int(last))
-        async for event in source:
-            yield shown(event.kind, event.data, seq := event.seq)
-            if event.kind == "finished":
-                return
-        if ending is not None:
-            yield shown("finished", ending, seq)
+        seq, log, revoked = int(last), core.events, list[str]()
+
+        def ended(why: str) -> None:
+            revoked.append(why)
+            log.wake(topic)
+
+        over = core.watch.use(watched(request), ended)
+        try:
+            source = log.follow(topic, seq, lambda: bool(revoked)) if ending is None else log.rest(topic, seq)
+            async for event in source:
+                yield shown(event.kind, event.data, seq := event.seq)
+                if event.kind == "finished":
+                    return
+                if revoked:
+                    break
+            if revoked:
+                yield shown("revoked", {"error": revoked[0]}, seq)
+            elif ending is not None:
+                yield shown("finished", ending, seq)
+        finally:
+            over()
 
     return EventSourceResponse(events(), ping=PING_SECONDS)

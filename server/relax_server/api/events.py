@@ -105,16 +105,17 @@ class EventLog:
                 yield event
             seq = found[-1].seq
 
-    async def follow(self, topic: str, seq: int = 0) -> AsyncIterator[Event]:
-        """The events of a topic behind a number, and those that come, for ever.
+    async def follow(self, topic: str, seq: int = 0, until: Callable[[], bool] = lambda: False) -> AsyncIterator[Event]:
+        """The events of a topic behind a number, and those that come.
 
         Args:
             topic: whose.
             seq: the last one known; 0: from the beginning.
+            until: says when to end; asked when there are no more events, and after `wake`.
         """
         self._followers[topic] = self._followers.get(topic, 0) + 1
         try:
-            while True:
+            while not until():
                 told = self._told.setdefault(topic, asyncio.Event())
                 found = await self.after(topic, seq)
                 for event in found:
@@ -129,6 +130,12 @@ class EventLog:
             if not self._followers[topic]:
                 del self._followers[topic]
                 self._told.pop(topic, None)
+
+    def wake(self, topic: str) -> None:
+        """Have all who follow a topic look again."""
+        told = self._told.pop(topic, None)
+        if told is not None:
+            told.set()
 
     def followed(self, topic: str) -> bool:
         """Whether anybody follows a topic."""
@@ -152,9 +159,7 @@ class EventLog:
                     self.error = error if isinstance(error, JournalError) else JournalError(f"cannot write events: {error}")
                     return
                 for topic in {row["topic"] for row in batch}:
-                    told = self._told.pop(topic, None)
-                    if told is not None:
-                        told.set()
+                    self.wake(topic)
         finally:
             self._writer = None
 

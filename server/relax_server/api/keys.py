@@ -145,17 +145,17 @@ class KeyRing:
             return any(not self._expired(_key(dict(row))) for row in rows)
 
     def ended(self, ids: Collection[str]) -> dict[str, str]:
-        """Keys that work no more, of those with these ids, and why: in words that follow the key's name."""
+        """Keys with these ids that work no more, and the reason in words."""
         with self._journal.reading("look for keys that have ended") as connection:
-            query = select(keys).where(keys.c.id.in_(ids))
-            rows = [dict(row) for row in connection.execute(query).mappings()]
-        why = {id: "is not there any more" for id in ids}
+            rows = [dict(row) for row in connection.execute(select(keys).where(keys.c.id.in_(ids))).mappings()]
+        ended = {id: f"key {id} is not there any more" for id in ids}
         for row in rows:
             key = _key(row)
-            why[key.id] = "was revoked" if row["revoked_at"] is not None else "has expired" if self._expired(key) else ""
-        ended = {id: reason for id, reason in why.items() if reason}
-        if ended:
-            self._known = {hashed: seen for hashed, seen in self._known.items() if seen[1] is None or seen[1].id not in ended}
+            how = "was revoked" if row["revoked_at"] is not None else "has expired" if self._expired(key) else ""
+            if how:
+                ended[key.id] = f"key {key.name!r} {how}"
+            else:
+                del ended[key.id]
         return ended
 
     def list(self) -> list[dict[str, Any]]:

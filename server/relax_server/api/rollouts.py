@@ -14,7 +14,7 @@ from relax_sdk.errors import ConfigError, JournalError, RelaxError
 from relax_sdk.tasks import KeptRows
 from relax_sdk.trajectory import derive_seed
 from relax_server.api.core import DATABASE_LIMIT, ServiceCore
-from relax_server.api.keys import Key
+from relax_server.api.keys import LOCAL, Key
 from relax_server.api.logs import FIELDS
 from relax_server.api.pausing import Gate
 from relax_server.api.rollout_store import ACTIVE, BEAT_SECONDS, Rollout, RolloutStore
@@ -117,8 +117,13 @@ class RolloutHub:
         found = await self.core.ask(self.store.newest, None if key.may("admin") else key.id, limit)
         return [self._playing[rollout.id][0] if rollout.id in self._playing else rollout for rollout in found]
 
-    async def cancel(self, rollout: Rollout) -> Rollout:
-        """End it; generation in flight is aborted, groups that are durable stay."""
+    async def cancel(self, rollout: Rollout, why: str | None = None) -> Rollout:
+        """End it; generation in flight is aborted, groups that are durable stay.
+
+        Args:
+            rollout: to end.
+            why: kept as its error; None: its owner wished it.
+        """
         playing = self._playing.get(rollout.id)
         if playing is None and rollout.active:
             rollout = await self._elsewhere(rollout, "cancelled")
@@ -129,8 +134,14 @@ class RolloutHub:
             task.cancel()
             await asyncio.wait({task}, timeout=CANCEL_SECONDS)
             if rollout.active:
-                await self._end(rollout, "cancelled", None)
+                await self._end(rollout, "cancelled", why)
         return rollout
+
+    async def _cancel_with_its_key(self, rollout: Rollout, why: str) -> None:
+        try:
+            await self.cancel(rollout, why)
+        except RelaxError as error:  # it is not gone on with, as its key does not work
+            logger.warning("a rollout's end was not noted: %s", error, extra={FIELDS: {"rollout": rollout.id}})
 
     async def pause(self, rollout: Rollout) -> Rollout:
         """Begin no episode of it and send no model call until `unpause`; what is under way ends. Again changes nothing.
@@ -246,6 +257,9 @@ class RolloutHub:
         self._hold(rollout, rollout.state == "paused")
         task = asyncio.get_running_loop().create_task(self._play(rollout, key))
         self._playing[rollout.id] = rollout, task
+        if key is not LOCAL:
+            over = self.core.watch.use(key.id, lambda why: self.core.spawn(self._cancel_with_its_key(rollout, why)))
+            task.add_done_callback(lambda _: over())
         task.add_done_callback(lambda _: self._forget(rollout))
 
     def _forget(self, rollout: Rollout) -> None:

@@ -17,7 +17,7 @@ from relax_sdk.session import Session as AgentSession
 from relax_sdk.session import StepOutcome
 from relax_sdk.trajectory import Group, Status, Trajectory, derive_seed
 from relax_server.api.core import ServiceCore
-from relax_server.api.keys import Key
+from relax_server.api.keys import LOCAL, Key
 from relax_server.api.next_task import NextTasks
 from relax_server.api.trajectories import finished
 from relax_server.gateway.bodies import RewardBody
@@ -231,6 +231,10 @@ class SessionHub:
         """Open sessions, and those that ended last."""
         self._by_secret: dict[str, str] = {}
         self._tasks = NextTasks()
+        self.ended_keys: dict[str, str] = {}
+        """Keys that opened sessions and were revoked or have expired since, and which it was; the sessions' keys ended with
+        them."""
+        self._watched: set[str] = set()
         self._ended: deque[str] = deque()
         """Those whose outcome is remembered, the first to end first."""
 
@@ -273,6 +277,7 @@ class SessionHub:
             sampling=opening.sampling,
         )
         session = ExternalSession(core, id, key, opening, task, secret)
+        self._watch(key)
         self._open[id] = session
         self._by_secret[digest(secret)] = id
         session.saved.add_done_callback(lambda _: self._remember(id))
@@ -330,6 +335,18 @@ class SessionHub:
         pending = [session.saved for session in self._open.values() if not session.saved.done()]
         if pending:
             await asyncio.wait(pending, timeout=10.0)
+
+    def _watch(self, key: Key) -> None:
+        """End a key's sessions with it."""
+        if key is not LOCAL and key.id not in self._watched:
+            self._watched.add(key.id)
+            self.core.watch.use(key.id, lambda why: self.core.spawn(self._end_with(key, why)))
+
+    async def _end_with(self, key: Key, why: str) -> None:
+        self.ended_keys[key.id] = why
+        for session in [session for session in self.unfinished if session.key.id == key.id]:
+            session.cancel(why)
+            await asyncio.sleep(0)
 
     def _remember(self, id: str) -> None:
         """Keep the outcome of a session that has ended, and forget the oldest one if there are too many."""

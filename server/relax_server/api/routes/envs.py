@@ -13,10 +13,12 @@ from fastapi.responses import Response
 
 from relax_sdk.errors import RelaxError
 from relax_sdk.hosting.protocol import Hello, Refused, Welcome, encode, read_from_host
-from relax_server.api.auth import caller
+from relax_server.api.auth import caller, watched
 from relax_server.api.core import ServiceCore
 from relax_server.api.dependencies import Caller, Core, Uploader
+from relax_server.api.environments.sockets import SocketLink
 from relax_server.api.environments.source import EnvSource
+from relax_server.api.key_watch import REASON_LENGTH, UNAUTHORISED, hang_up
 from relax_server.api.schemas import EnvBody
 from relax_server.gateway.errors import bad, unknown
 from relax_server.gateway.wire import json_response
@@ -24,7 +26,7 @@ from relax_server.gateway.wire import json_response
 router = APIRouter()
 
 Id = Annotated[str, Path(max_length=200)]
-UNAUTHORISED, UNREADABLE = 4401, 1003
+UNREADABLE = 1003
 HELLO_SECONDS = 30.0
 
 
@@ -65,7 +67,7 @@ async def env_host(socket: WebSocket) -> None:
     try:
         key = await caller(socket, core)
     except RelaxError as error:
-        await socket.close(UNAUTHORISED, str(error)[:100])
+        await socket.close(UNAUTHORISED, str(error)[:REASON_LENGTH])
         return
     await socket.accept()
     try:
@@ -84,11 +86,20 @@ async def env_host(socket: WebSocket) -> None:
     except (KeyError, RuntimeError):  # text, or gone
         return
     await socket.send_bytes(encode(Welcome(hello.env.id, link.token)))
+    over = core.watch.use(watched(socket), lambda why: core.spawn(_dismiss(core, link, socket, why)))
     try:
         if await link.serve(socket):
             await core.envs.leave(link)
     except RelaxError as error:
-        await socket.close(UNREADABLE, str(error)[:100])
+        await socket.close(UNREADABLE, str(error)[:REASON_LENGTH])
+    finally:
+        over()
+
+
+async def _dismiss(core: ServiceCore, link: SocketLink, socket: WebSocket, why: str) -> None:
+    """A host's key works no more: its connection ends, and its environment goes."""
+    await hang_up(socket, why)
+    await core.envs.leave(link)
 
 
 def _source(body: EnvBody) -> EnvSource:

@@ -54,4 +54,4 @@ async def rollout_events(core: Core, rollouts: Rollouts, key: Caller, id: Id, re
     rollout = await rollouts.get(id, key)
     ended = rollout.ended_at is not None
     ending = {"state": rollout.state, "counts": rollout.counts, "error": rollout.error} if ended else None
-    return follow(core.events, rollout.topic, request, ending)
+    return follow(core, rollout.topic, request, ending)

@@ -15,6 +15,7 @@ from relax_sdk.run import METRICS
 from relax_server.api.dependencies import Caller, Core, Trainings
 from relax_server.api.environments.sockets import Relay
 from relax_server.api.event_stream import follow
+from relax_server.api.key_watch import UNAUTHORISED
 from relax_server.api.schemas import EvaluateBody, GenerateBody, RunBody
 from relax_server.api.trainings.hub import TrainingHub
 from relax_server.api.trainings.protocol import Request as ModelRequest
@@ -23,7 +24,6 @@ from relax_server.gateway.errors import unknown
 from relax_server.gateway.wire import bearer, json_response
 
 router = APIRouter()
-UNAUTHORISED = 4401
 
 
 async def _run(trainings: Trainings, key: Caller, id: Annotated[str, Path(max_length=64)]) -> Training:
@@ -73,7 +73,7 @@ async def resume_run(trainings: Trainings, run: Run) -> Response:
 @router.get("/v1/runs/{id}/events")
 async def run_events(core: Core, run: Run, request: Request) -> Response:
     """Follow by server-sent events: `stage`, `step` with its metrics, `warning`, `finished`."""
-    return follow(core.events, run.topic, request)
+    return follow(core, run.topic, request)
 
 
 @router.get("/v1/runs/{id}/metrics")
@@ -88,17 +88,18 @@ async def run_metrics(
 
 
 @router.post("/v1/runs/{id}/evaluate")
-async def evaluate(trainings: Trainings, run: Run, body: EvaluateBody) -> Response:
+async def evaluate(trainings: Trainings, run: Run, key: Caller, body: EvaluateBody) -> Response:
     """Play a split greedily with the trained model."""
     request = ModelRequest(do="evaluate", split=body.split, limit=body.limit)
-    return json_response(await trainings.ask_model(run, request))
+    return json_response(await trainings.ask_model(run, request, key))
 
 
 @router.post("/v1/runs/{id}/generate")
-async def generate(trainings: Trainings, run: Run, body: GenerateBody) -> Response:
+async def generate(trainings: Trainings, run: Run, key: Caller, body: GenerateBody) -> Response:
     """Ask the trained model; answers an assistant's message."""
     sampling = body.sampling.model_dump(exclude_none=True)
-    return json_response(await trainings.ask_model(run, ModelRequest(do="generate", messages=body.messages, sampling=sampling)))
+    request = ModelRequest(do="generate", messages=body.messages, sampling=sampling)
+    return json_response(await trainings.ask_model(run, request, key))
 
 
 @router.get("/v1/runs/{id}/files")

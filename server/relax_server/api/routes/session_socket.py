@@ -10,8 +10,9 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from relax_sdk.errors import RelaxError
-from relax_server.api.auth import caller, session_of
+from relax_server.api.auth import caller, session_of, watched
 from relax_server.api.core import ServiceCore
+from relax_server.api.key_watch import REASON_LENGTH, UNAUTHORISED, hang_up
 from relax_server.api.keys import Key
 from relax_server.api.opening import open_session
 from relax_server.api.schemas import SessionBody
@@ -25,7 +26,7 @@ from relax_server.rollout.calls import CallOptions
 
 AT_ONCE = 64
 """Requests of one connection that are worked on together; more wait unread."""
-UNAUTHORISED, TOO_BIG = 4401, 1009
+TOO_BIG = 1009
 
 
 class SessionSocket:
@@ -52,7 +53,7 @@ class SessionSocket:
         try:
             session = await session_of(socket, self.core, self.hub, socket.path_params["id"])
         except RelaxError as error:
-            await socket.close(UNAUTHORISED, str(error)[:100])
+            await socket.close(UNAUTHORISED, str(error)[:REASON_LENGTH])
             return
         await _Connection(self, socket, session).serve()
 
@@ -61,7 +62,7 @@ class SessionSocket:
         try:
             key = await caller(socket, self.core)
         except RelaxError as error:
-            await socket.close(UNAUTHORISED, str(error)[:100])
+            await socket.close(UNAUTHORISED, str(error)[:REASON_LENGTH])
             return
         await _Connection(self, socket, None, key).serve()
 
@@ -97,6 +98,10 @@ class _Connection:
             finally:
                 gate.release()
 
+        def ended(why: str) -> None:
+            self.core.spawn(hang_up(self.socket, why))
+
+        over = self.core.watch.use(watched(self.socket), ended)
         try:
             while True:
                 await gate.acquire()
@@ -111,6 +116,7 @@ class _Connection:
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
         finally:
+            over()
             for task in tasks:
                 task.cancel()
 

@@ -75,7 +75,7 @@ async def finish(session: Session) -> Response:
 async def session_events(core: Core, session: Session, request: Request) -> Response:
     """Follow a session by server-sent events."""
     done = session.saved.done() and session.saved.exception() is None
-    return follow(core.events, session.topic, request, finished(session.saved.result()) if done else None)
+    return follow(core, session.topic, request, finished(session.saved.result()) if done else None)
 
 
 def _session(session: ExternalSession) -> dict[str, Any]:

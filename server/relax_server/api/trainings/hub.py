@@ -20,8 +20,9 @@ from relax_sdk.run import METRICS, WEIGHTS
 from relax_server.api.core import DATABASE_LIMIT, ServiceCore
 from relax_server.api.environments.sockets import SocketLink
 from relax_server.api.freeform import FREE
-from relax_server.api.keys import Key
+from relax_server.api.keys import LOCAL, Key
 from relax_server.api.schemas import RunBody
+from relax_server.api.trainings.child import STOP_SECONDS as CHECKPOINT_SECONDS
 from relax_server.api.trainings.child import RunProcess
 from relax_server.api.trainings.model import TrainedModel
 from relax_server.api.trainings.process import INTERRUPTED
@@ -36,6 +37,8 @@ CANCEL_SECONDS = 5.0
 """Seconds in which a run that is cancelled may end before its owner is answered."""
 STOP_SECONDS = 20.0
 """Seconds for a run to end with the service; one that needs longer for its checkpoint goes on from the one before."""
+REVOKED_SECONDS = 2.0
+"""Seconds for a run to end whose key works no more; it is in time for a checkpoint only by chance."""
 RESTARTS, RESTART_SECONDS = 3, 60.0
 """How often a run's process that was killed from outside is started again without a step in between, and the pause before."""
 
@@ -54,7 +57,8 @@ class TrainingHub:
         self._places = asyncio.Semaphore(core.config.max_runs)
         self._active: dict[str, tuple[Training, asyncio.Task[None]]] = {}
         self._processes: dict[str, RunProcess] = {}
-        self._cancelled: set[str] = set()
+        self._cancelled: dict[str, str | None] = {}
+        """Runs that were told to end, and why if it was not their owner's wish."""
         self._relays: dict[str, tuple[str, str]] = {}
         """Environment and secret by the process that plays it."""
         self._models: dict[str, TrainedModel] = {}
@@ -101,7 +105,11 @@ class TrainingHub:
     async def resume(self) -> None:
         """Go on with the runs that were under way when this server ended."""
         for training in await self.core.ask(self.store.unfinished):
-            self._begin(training)
+            ended = await self.core.ask(self.core.keys.ended, [training.key]) if training.key != LOCAL.id else {}
+            if training.key in ended:
+                await self._end(training, "cancelled", ended[training.key])
+            else:
+                self._begin(training)
 
     async def get(self, id: str, key: Key) -> Training:
         """A run of this key, or any for an admin.
@@ -129,14 +137,17 @@ class TrainingHub:
                 raise ApiError(409, f"run {training.id} is carried out by another server; ask that one", "elsewhere")
             return training
         training, task = active
-        self._cancelled.add(training.id)
-        process = self._processes.get(training.id)
-        if process is not None:
-            self.core.spawn(process.stop())
-        else:
-            task.cancel()
+        self._cancelled.setdefault(training.id, None)
+        self._stop(training, task, CHECKPOINT_SECONDS)
         await asyncio.wait({task}, timeout=CANCEL_SECONDS)
         return training
+
+    def _stop(self, training: Training, task: asyncio.Task[None], seconds: float) -> None:
+        process = self._processes.get(training.id)
+        if process is not None:
+            self.core.spawn(process.stop(seconds))
+        else:
+            task.cancel()
 
     async def restart(self, training: Training) -> Training:
         """Go on with a run that failed or was cancelled, from its last checkpoint.
@@ -158,8 +169,8 @@ class TrainingHub:
         self._begin(training)
         return training
 
-    async def ask_model(self, training: Training, request: Request) -> Any:
-        """Evaluate, or generate with, what a run has trained.
+    async def ask_model(self, training: Training, request: Request, key: Key) -> Any:
+        """Evaluate, or generate with, what a run has trained, while the key that asks works.
 
         Raises:
             ApiError: it has no weights yet, or the request cannot be carried out.
@@ -170,7 +181,11 @@ class TrainingHub:
         if model is None or model.ended:
             start = await self._start(training, do="serve")
             model = self._models[training.id] = TrainedModel(start, self._log(training))
-        told = await model.ask(request)
+        over = self.core.watch.use(key.id, lambda why: self.core.spawn(model.close()))
+        try:
+            told = await model.ask(request)
+        finally:
+            over()
         if told.kind == "failed":
             raise bad(told.text, code="run_error")
         return told.data
@@ -224,13 +239,20 @@ class TrainingHub:
         task = asyncio.get_running_loop().create_task(self._carry_out(training))
         self._active[training.id] = training, task
         task.add_done_callback(lambda _: self._active.pop(training.id, None))
+        if training.key != LOCAL.id:
+            over = self.core.watch.use(training.key, lambda why: self._end_with_key(training, task, why))
+            task.add_done_callback(lambda _: over())
+
+    def _end_with_key(self, training: Training, task: asyncio.Task[None], why: str) -> None:
+        self._cancelled[training.id] = why
+        self._stop(training, task, REVOKED_SECONDS)
 
     async def _carry_out(self, training: Training) -> None:
         try:
             await self._until_over(training)
         except asyncio.CancelledError:
             if training.id in self._cancelled and not self._closing:
-                await self._end(training, "cancelled", None)
+                await self._end(training, "cancelled", self._cancelled[training.id])
                 return
             raise
         except Exception as error:
@@ -249,6 +271,8 @@ class TrainingHub:
                 try:
                     await self._note(training, "running")
                     await process.start()
+                    if training.id in self._cancelled:  # it was told to end when there was no process yet
+                        await process.stop(REVOKED_SECONDS)
                     host_gone = asyncio.create_task(self._host_gone(training))
                     host_gone.add_done_callback(lambda task, p=process: None if task.cancelled() else p.interrupt())
                     try:
@@ -261,7 +285,7 @@ class TrainingHub:
                     self._relays.pop(f"{training.id} train", None)
                     await process.stop(STOP_SECONDS)
                 if training.id in self._cancelled:
-                    return await self._end(training, "cancelled", None)
+                    return await self._end(training, "cancelled", self._cancelled[training.id])
                 if last is not None and last.kind == "done":
                     return await self._end(training, "completed", None)
                 if last is not None and last.kind == "failed" and code != INTERRUPTED and self._host_there(training):
@@ -340,7 +364,7 @@ class TrainingHub:
 
     async def _end(self, training: Training, state: str, error: str | None) -> None:
         training.error, training.ended_at = error, time.time()
-        self._cancelled.discard(training.id)
+        self._cancelled.pop(training.id, None)
         await self._note(training, state)
         self._tell(training, "finished", state=state, step=training.step, error=error)
 
