@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 from engine_contract import ENGINE_TESTS, TIMEOUT, Served, film
@@ -10,7 +11,7 @@ from relax_server.engines.http import HttpEngine
 from relax_server.engines.sglang.client import SglangEngine
 from relax_server.engines.vllm.client import VllmEngine
 
-from relax_sdk.errors import EngineAborted, EngineError, EngineUnavailable
+from relax_sdk.errors import EngineAborted, EngineDenied, EngineError, EngineUnavailable
 
 pytestmark = ENGINE_TESTS
 
@@ -83,3 +84,38 @@ async def test_health_and_info(served: Served):
     await served.one(served.request(["cache me"]))
     await served.engine.flush_cache()
     assert (await served.one(served.request(["cache me"]))).cached_tokens == 0
+
+
+async def test_strangers_are_told_its_health_and_nothing_else(served: Served):
+    calls: list[Callable[[HttpEngine], Awaitable[object]]] = [
+        lambda stranger: stranger.generate(served.request(["mine"]), TIMEOUT),
+        lambda stranger: stranger.update_weights(str(served.new.processor.path), 666),
+        lambda stranger: stranger.pause("abort"),
+        lambda stranger: stranger.resume(),
+        lambda stranger: stranger.release_memory(),
+        lambda stranger: stranger.resume_memory(),
+        lambda stranger: stranger.abort(None),
+        lambda stranger: stranger.flush_cache(),
+        lambda stranger: stranger.server_info(),
+        lambda stranger: stranger.model_info(),
+    ]
+    for stranger in (HttpEngine(served.engine.url), HttpEngine(served.engine.url, token="x" * 40)):
+        assert await stranger.health()
+        for call in calls:
+            with pytest.raises(EngineDenied):
+                await call(stranger)
+        await stranger.close()
+    served.old.check(await served.one(served.request(["as before"])))
+
+
+async def test_a_memory_that_was_released_in_a_pause_comes_back_as_a_colocated_run_brings_it_back(served: Served):
+    engine = served.engine
+    if isinstance(engine, SglangEngine | VllmEngine):  # on CPU they cannot
+        return
+    for version, reference in ((3, served.new), (4, served.old)):
+        await engine.pause("abort")
+        await engine.release_memory()
+        await engine.resume_memory()
+        await engine.update_weights(str(reference.processor.path), version)
+        await engine.resume()
+        reference.check(await served.one(served.request([film(), "back"])), [film()])
