@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -14,11 +18,12 @@ import pytest_asyncio
 from aiohttp import web
 from relax_server.engines.addresses import EngineAddress
 from relax_server.engines.base import GenerateRequest
-from relax_server.engines.foreign import ForeignProcess, take_port
+from relax_server.engines.foreign import GUARD, ForeignProcess, take_port
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.kinds import connect_running
 from relax_server.engines.settings import EngineSettings
 from relax_server.engines.sglang.client import SglangEngine
+from relax_server.engines.sglang.environment import INSIDE
 from relax_server.engines.tokens import find_token, forget_tokens, keep_token, read_token, take_token
 from relax_server.engines.venv import Venv
 from relax_server.engines.vllm.client import VllmEngine
@@ -207,3 +212,30 @@ async def test_a_server_of_another_environment_is_used_only_if_it_refuses_strang
         assert process.token not in (tmp_path / "log").read_text()
     finally:
         await process.stop()
+
+
+async def test_what_sglang_asks_of_itself_is_sent_with_the_token_and_nothing_else_is(
+    jealous: Jealous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setenv(TOKEN, SECRET)
+    monkeypatch.syspath_prepend(GUARD)
+    spec = importlib.util.spec_from_file_location("inside_sglang", INSIDE / "sitecustomize.py")
+    assert spec is not None and spec.loader is not None
+    inside, middlewares = importlib.util.module_from_spec(spec), []
+    spec.loader.exec_module(inside)
+    server = SimpleNamespace(app=SimpleNamespace(add_middleware=middlewares.append))
+    inside._guard(server)
+    requests: Any = server.requests
+    await asyncio.to_thread(requests.post, jealous.url + "/freeze_gc", timeout=5)
+    await asyncio.to_thread(requests.get, jealous.url + "/get_transfer_engine_info", timeout=5)
+    assert jealous.shown == [("/freeze_gc", f"Bearer {SECRET}"), ("/get_transfer_engine_info", None)]
+    assert [middleware.__name__ for middleware in middlewares] == ["EngineGuard"]
+
+
+@pytest.mark.parametrize("flags", [("--tp", "2", "--api-key", SECRET), (f"--admin-api-key={SECRET}",)])
+async def test_a_key_on_a_command_line_is_refused(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    process = Elsewhere("model", tmp_path / "log", EngineSettings(flags=flags))
+    with pytest.raises(ConfigError, match="--token-file") as raised:
+        await process.run("guarded")
+    assert SECRET not in str(raised.value) and not process.alive()

@@ -27,6 +27,8 @@ MAX_RUNNING = 256
 
 POLL_SECONDS = 0.25
 PORTS = range(20_000, 32_000)
+KEYS = ("--api-key", "--admin-api-key")
+"""Flags by which SGLang and vLLM take keys: everybody on the machine can read a command line."""
 
 
 class ForeignProcess(ServerProcess):
@@ -40,9 +42,16 @@ class ForeignProcess(ServerProcess):
         """Start it and wait until it answers; its guard is loaded into it, and tried.
 
         Raises:
+            ConfigError: a key of its own is among its flags.
             EngineUnavailable: it ended or was not ready in time; the message holds the end of its log.
             EngineError: it is running already, or it answers strangers.
         """
+        keys = [word for word in self._settings.flags if word.partition("=")[0] in KEYS]
+        if keys:
+            raise ConfigError(
+                f"{keys[0].partition('=')[0]}: everybody on the machine can read a command line; leave it out, as "
+                f"{self.venv.name} has its token from `relax engine --token-file` or ${TOKEN}"
+            )
         paths = os.pathsep.join([str(GUARD), *filter(None, [env.get("PYTHONPATH")])])
         env = {**env, "PYTHONPATH": paths, TOKEN: self.token, ADDRESS: self._settings.host}
         size = self.log_path.stat().st_size if self.log_path.exists() else 0
