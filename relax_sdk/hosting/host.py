@@ -98,7 +98,8 @@ class EnvHost:
         """Answer by `send` from now on; nothing was sent there before.
 
         Args:
-            send: takes a frame; raises `ConnectionError` when nobody is there, in which case the answer is kept.
+            send: takes a frame; raises `ConnectionError` when nobody is there, in which case the answer is kept, and
+                `OverflowError` for a frame that is longer than the connection takes.
         """
         self._send = send
         self._sent.clear()
@@ -157,6 +158,9 @@ class EnvHost:
             await self._send(frame)
         except ConnectionError:
             return  # asked again when there is a connection
+        except OverflowError as error:  # an error's own answer is short
+            await self._tell(id, None, told(error), ())
+            return
         self._sent.update(dict.fromkeys(new))
         while len(self._sent) > SENT_ITEMS:
             self._sent.popitem(last=False)

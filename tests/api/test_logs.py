@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from relax_server.api.keys import KeyRing
+from relax_server.api.logs import TextLines
 from relax_server.journal.sql import SqlJournal
 from service_process import Service, start
 
@@ -128,6 +130,11 @@ def test_lines_for_people(tmp_path: Path, service: Service) -> None:
     assert " INFO relax_server.requests request method=GET path=/v1/nothing%0aINFO status=404 ms=" in line
     (line,) = [line for line in log.splitlines() if "session opened" in line]
     assert f"session={id}" in line and "env=none" in line and "key=local" in line
+
+
+def test_lines_for_people_steer_no_terminal() -> None:
+    record = logging.LogRecord("relax", logging.WARNING, "", 0, "an environment said %s", ("\x1b]0;owned\x07\x1b[2J",), None)
+    assert TextLines().format(record).endswith("an environment said \\x1b]0;owned\\x07\\x1b[2J")
 
 
 def test_by_default_there_are_no_lines_for_requests(service: Service) -> None:

@@ -20,8 +20,7 @@ from relax_server.api.environments.printed import LOG_LIMIT
 from relax_server.api.environments.sandbox import Sandbox, SandboxUnavailable
 from relax_server.api.environments.visible import mounts
 
-from relax_sdk import plain_text
-from relax_sdk.plain_text import visible
+from relax_sdk import printable
 
 PROGRAM = Path(__file__).parents[1] / "sandbox_attacks.py"
 NORMAL_USER = 54_321
@@ -163,6 +162,11 @@ ATTACKS = {
         "import sys; sys.stderr.write('\\x1b]0;owned\\x07\\x1b[2J\\u202e'); sys.stderr.flush(); out = 'said'", "said"
     ),
     "a log without end": Attack("import os\nfor _ in range(40): os.write(2, b'x' * (1 << 20))\nout = 'said'", "said"),
+    # -------------------------------------------------------------------------------- its connection to the service
+    "an answer without end": Attack("out = 'x' * (80 << 20)", "allowed: 67108864|MiB of memory"),
+    "nonsense to the service": Attack(
+        "import os, sys, time; os.write(int(sys.argv[1]), b'\\xff' * 8); time.sleep(9)", "ended: "
+    ),
 }
 LIMITS = {"memory": 400 << 20, "files": 64 << 20, "processes": 12, "cpus": 2.0}
 
@@ -250,7 +254,7 @@ def battlefield(request: pytest.FixtureRequest, sandbox: None) -> Iterator[Battl
         lay_out(folder)
         port, abstract, path = (open_.enter_context(it) for it in listeners(folder))
         filled = {"folder": folder, "port": port.getsockname()[1], "abstract": abstract.getsockname()[1:].decode()}
-        filled |= {"path": path.getsockname(), "pid": sleeper.pid, "source": plain_text.__file__}
+        filled |= {"path": path.getsockname(), "pid": sleeper.pid, "source": printable.__file__}
         attacks = {}
         for title, one in ATTACKS.items():
             attacks[title] = one.code
@@ -339,8 +343,3 @@ def test_a_services_folder_inside_a_package_is_hidden(tmp_path: Path, monkeypatc
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     options = mounts(1 << 20, tmp_path / "package" / "service", network=False)
     assert options[options.index(str(tmp_path / "package" / "service")) - 1] == "--tmpfs"
-
-
-def test_what_a_terminal_would_obey_is_written_out() -> None:
-    text = "\x1b[2J a\tb\r\n\x9b31m \u202eevil\ufeff 5\u00a0€ 日本"
-    assert visible(text) == "\\x1b[2J a\tb\\r\n\\x9b31m \\u202eevil\\ufeff 5\u00a0€ 日本"

@@ -118,6 +118,32 @@ async def test_an_answer_waits_for_media_that_another_one_brings(tmp_path: Path)
     assert len({messages[0].media[0].ref for _, messages, _ in begun}) == 1
 
 
+async def test_an_answer_that_is_too_long_is_an_error(tmp_path: Path) -> None:
+    link, spec = hosted(Echo, tmp_path)
+
+    async def narrow(data: bytes) -> None:
+        if len(data) > 200:
+            raise OverflowError(f"a message of {len(data)} bytes; allowed: 200")
+        await link._came(data)
+
+    link.host.connect(narrow)
+    async with asyncio.timeout(10):
+        with pytest.raises(relax.EnvError, match="allowed: 200"):
+            await begin(spec)
+
+
+async def test_what_nobody_asked_for_is_dropped_with_its_media(tmp_path: Path) -> None:
+    """A host could fill the service's disk; an answer is taken once, also one that came after its time."""
+    link, spec = hosted(Echo, tmp_path)
+    unasked = [relax.Image.from_array(np.full((8, 8, 3), shade, np.uint8)) for shade in (1, 2)]
+    link.arrived(Reply(99, media=[("image", unasked[0].bytes())]))
+    await begin(spec)
+    link.arrived(Reply(1, media=[("image", unasked[1].bytes())]))
+    _, messages, _ = await begin(spec, task=2)
+    assert link.store.path(messages[0].media[0].ref).exists()
+    assert not any(link.store.path(image.ref).exists() for image in unasked)
+
+
 @pytest.mark.parametrize("error, why", [(TimeoutError(), "not done within 120 s"), (OSError(28, "disk full"), "disk full")])
 async def test_media_that_cannot_be_stored_fail_the_question_at_once(tmp_path: Path, error: OSError, why: str) -> None:
     link, spec = hosted(Echo, tmp_path)
@@ -259,6 +285,7 @@ def test_rows_of_a_generator_can_be_asked_for_in_any_order() -> None:
         ({"splits": {"eval": 3}}, "train"),
         ({"splits": {"train": 0}}, "at least one"),
         ({"modalities": ["smell"]}, "modalities"),
+        ({"doc": "x" * (1 << 20)}, "allowed: 1048576"),
     ],
 )
 def test_a_description_that_cannot_be_right(tmp_path: Path, changes: Any, message: str) -> None:

@@ -152,10 +152,11 @@ def revoke_key(id: str, folder: Folder = FOLDER, journal: Annotated[str | None, 
 def _ring(folder: Path, journal: str | None):
     from relax_sdk.errors import ConfigError
     from relax_server.api.keys import KeyRing
-    from relax_server.api.private import private_folder
+    from relax_server.api.private import private_folder, write_for_this_user_alone
     from relax_server.journal import open_journal
     from relax_server.journal.sql import SqlJournal
 
+    write_for_this_user_alone()
     if journal is None:
         private_folder(folder)
     opened = open_journal(journal or folder / "journal.db")

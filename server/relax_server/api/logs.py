@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from relax_sdk.printable import printable
 from relax_server.log_ids import current_ids
 
 LogFormat = Literal["text", "json"]
@@ -82,6 +83,9 @@ class TextLines(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))  # a line may quote what a stranger wrote
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         if record.name == LIFE:

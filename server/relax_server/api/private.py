@@ -10,15 +10,20 @@ from relax_sdk.errors import ConfigError
 _OTHERS = 0o077
 
 
+def write_for_this_user_alone() -> None:
+    """Files that this process and those that it starts write from now on are nobody else's to read, wherever they are."""
+    os.umask(_OTHERS)
+
+
 def private_folder(folder: Path) -> Path:
-    """A folder that nobody else can enter, made if needed; what this process writes from now on is for its user alone, too.
+    """A folder that nobody else can enter, made if needed; see also `write_for_this_user_alone`, which this does first.
 
     Files that an earlier version wrote there for others to read, and logs, are closed to them.
 
     Raises:
         ConfigError: it cannot be made, or belongs to another user.
     """
-    os.umask(_OTHERS)
+    write_for_this_user_alone()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in (folder, *folder.glob("*"), *folder.glob("logs/*")):

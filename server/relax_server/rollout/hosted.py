@@ -42,6 +42,8 @@ from relax_sdk.trajectory import Trajectory
 
 KNOWN_ITEMS = 100_000
 """References of media that are remembered."""
+DESCRIPTION_LIMIT = 1 << 20
+"""Bytes of a description: everybody who lists environments is shown all of them."""
 MEDIA_SECONDS = 120.0
 """Seconds in which one item is to be stored or found."""
 
@@ -63,6 +65,8 @@ class HostLink(ABC):
         self.env, self.store, self._in_thread = env, store, in_thread
         self._ids = itertools.count(1)
         self._pending: dict[int, tuple[Ask, asyncio.Future[Any]]] = {}
+        self._unanswered: set[int] = set()
+        """Numbers of requests whose answer has not come, also where nobody waits for it any more."""
         self._refs: OrderedDict[MediaKey, MediaRef] = OrderedDict()
         self._storing: set[asyncio.Task[None]] = set()
         """Answers whose media, or those of answers before them, are not stored yet."""
@@ -88,6 +92,7 @@ class HostLink(ABC):
         request = make(next(self._ids))
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending[request.id] = request, future
+        self._unanswered.add(request.id)
         try:
             await self.send(request)
             return await future
@@ -101,7 +106,13 @@ class HostLink(ABC):
         task.add_done_callback(self._closing.discard)
 
     def arrived(self, reply: Reply) -> None:
-        """Deliver an answer once the media that it names are stored; one that came before may have brought them."""
+        """Deliver an answer once the media that it names are stored; one that came before may have brought them.
+
+        What nobody has asked for is dropped with its media: it would fill the disk.
+        """
+        if reply.id not in self._unanswered:
+            return
+        self._unanswered.discard(reply.id)
         if reply.media or self._storing:
             task = asyncio.get_running_loop().create_task(self._store(reply, set(self._storing)))
             self._storing.add(task)
@@ -111,6 +122,7 @@ class HostLink(ABC):
 
     def lost(self, why: str) -> None:
         """The host is gone: whatever waits for it fails."""
+        self._unanswered.clear()
         for _, future in list(self._pending.values()):
             if not future.done():
                 future.set_exception(EnvError(why))
@@ -274,6 +286,9 @@ def hosted_spec(description: Description, link: HostLink) -> EnvSpec:
     Raises:
         EnvError: the description cannot be right.
     """
+    size = len(msgspec.msgpack.encode(description))
+    if size > DESCRIPTION_LIMIT:
+        raise EnvError(f"its docstring, tools and defaults have {size} bytes together; allowed: {DESCRIPTION_LIMIT}")
     if "train" not in description.splits or any(n is not None and n < 1 for n in description.splits.values()):
         raise EnvError(f"splits = {description.splits}; allowed: a train split and others, each of at least one row")
     unknown = set(description.modalities) - set(PARTS)

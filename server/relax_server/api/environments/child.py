@@ -11,7 +11,7 @@ import msgspec
 
 from relax_sdk.hosting.host import EnvHost, describe, told
 from relax_sdk.hosting.protocol import Broken, Hello, encode, read_from_service
-from relax_server.api.environments.frames import frame, read_frame
+from relax_server.api.environments.frames import FROM_WORKER, TO_WORKER, frame, read_frame
 from relax_server.api.environments.source import EnvSource, load_spec
 
 
@@ -23,24 +23,24 @@ def run(fd: int) -> None:
 
 async def _serve(connection: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=connection)
-    source = await read_frame(reader)
+    source = await read_frame(reader, TO_WORKER)
     if source is None:
         return
     try:
         spec = load_spec(msgspec.msgpack.decode(source, type=EnvSource))
         hello, host = Hello(describe(spec)), EnvHost(spec)
     except BaseException as error:
-        writer.write(frame(encode(Broken(told(error).message))))
+        writer.write(frame(encode(Broken(told(error).message)), FROM_WORKER))
         await writer.drain()
         return
 
     async def send(data: bytes) -> None:
-        writer.write(frame(data))
+        writer.write(frame(data, FROM_WORKER))
         await writer.drain()
 
     await send(encode(hello))
     host.connect(send)
-    while (data := await read_frame(reader)) is not None:
+    while (data := await read_frame(reader, TO_WORKER)) is not None:
         host.take(read_from_service(data))
     await host.close()
 

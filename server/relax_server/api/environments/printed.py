@@ -6,7 +6,7 @@ import codecs
 import os
 import threading
 
-from relax_sdk.plain_text import visible
+from relax_sdk.printable import printable
 
 LOG_LIMIT = 16 << 20
 """Bytes, after which a worker's log is begun anew."""
@@ -30,4 +30,4 @@ class PrintedLines(threading.Thread):
         while piece := os.read(self._pipe, _PIECE):
             if os.fstat(self._log).st_size > LOG_LIMIT:
                 os.ftruncate(self._log, 0)
-            os.write(self._log, visible(decoder.decode(piece)).encode())
+            os.write(self._log, printable(decoder.decode(piece)).encode())

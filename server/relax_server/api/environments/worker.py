@@ -17,7 +17,7 @@ import msgspec
 from relax_sdk.errors import EnvError, RelaxError
 from relax_sdk.hosting.protocol import Ask, Broken, Description, FromService, Hello, Reply, encode, read_from_host
 from relax_sdk.media import MediaStore
-from relax_server.api.environments.frames import frame, read_frame
+from relax_server.api.environments.frames import FROM_WORKER, TO_WORKER, frame, read_frame
 from relax_server.api.environments.limits import WorkerLimits, WorkerPlan
 from relax_server.api.environments.sandbox import Sandbox, environment
 from relax_server.api.environments.source import EnvSource
@@ -85,7 +85,7 @@ class WorkerLink(HostLink):
         writer = self._writer
         if writer is None:
             raise EnvError(await self._gone())
-        writer.write(frame(encode(message)))
+        writer.write(frame(encode(message), TO_WORKER))
         with contextlib.suppress(ConnectionError):  # its end is told by the one who watches
             await writer.drain()
 
@@ -136,8 +136,8 @@ class WorkerLink(HostLink):
         self._process = process
         try:
             async with asyncio.timeout(START_SECONDS):
-                writer.write(frame(msgspec.msgpack.encode(self.source)))
-                first = await read_frame(reader)
+                writer.write(frame(msgspec.msgpack.encode(self.source), TO_WORKER))
+                first = await read_frame(reader, FROM_WORKER)
                 message = read_from_host(first) if first is not None else None
         except TimeoutError:
             message, self.how = None, f"was not ready within {START_SECONDS:.0f} s"
@@ -173,7 +173,7 @@ class WorkerLink(HostLink):
     ) -> None:
         """Deliver what the worker answers, until it ends."""
         try:
-            while (data := await read_frame(reader)) is not None:
+            while (data := await read_frame(reader, FROM_WORKER)) is not None:
                 message = read_from_host(data)
                 if isinstance(message, Reply):
                     self.arrived(message)
