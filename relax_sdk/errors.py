@@ -16,6 +16,8 @@ RelaxError
 │   ├── EngineUnavailable    it cannot be reached, or did not answer in time
 │   └── EngineAborted        the request was aborted before it finished
 ├── JournalError             the journal cannot be read or written, or a lease is not held
+│   └── UnstorableError      a value or a group cannot be stored as it is, however often it is tried
+├── StorageError             the disk that media are kept on is full or cannot be written
 ├── BusError                 the queue between the training roles cannot be started, reached or rebuilt
 ├── TrainingError            the trainer failed
 │   └── CheckpointError      a checkpoint is missing, damaged or of another model
@@ -50,8 +52,10 @@ __all__ = [
     "RunError",
     "ServiceError",
     "ServiceUnavailable",
+    "StorageError",
     "TokenError",
     "TrainingError",
+    "UnstorableError",
 ]
 
 
@@ -136,6 +140,23 @@ class EngineAborted(EngineError):
 
 class JournalError(RelaxError):
     """The journal cannot be read or written, or a lease is not (or no longer) held."""
+
+
+class UnstorableError(JournalError):
+    """A value or a group cannot be stored as it is; trying again does not help, and says nothing about others.
+
+    Args:
+        message: what was wrong, with the field.
+        field: to blame; empty if it is not known.
+    """
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class StorageError(RelaxError):
+    """The disk that media are kept on is full, or cannot be read or written; trying again later may help."""
 
 
 class BusError(RelaxError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from relax_sdk.decoding import SAMPLING_RATE, check_peak, decode_audio, decode_image, decode_video
-from relax_sdk.errors import MediaError
+from relax_sdk.errors import MediaError, StorageError
 from relax_sdk.media_formats import EXTENSIONS, Kind
 from relax_sdk.media_limits import LIMITS, MediaLimits
 from relax_sdk.probing import MediaKey, MediaRef, probe, verify
@@ -298,7 +298,8 @@ class MediaStore:
         """Write the bytes if they are not yet here, after decoding them once to be sure they are whole.
 
         Raises:
-            MediaError: damaged, of a format that is not taken, not what its hash says, or the folder cannot be written.
+            MediaError: damaged, of a format that is not taken, or not what its hash says.
+            StorageError: the folder cannot be written, such as on a full disk.
         """
         if self.path(media.ref).exists():
             return media.ref
@@ -311,7 +312,8 @@ class MediaStore:
         """Write bytes that were verified, such as by another process, if they are not yet here.
 
         Raises:
-            MediaError: of a format that is not taken, not what their hash says, or the folder cannot be written.
+            MediaError: of a format that is not taken, or not what their hash says.
+            StorageError: the folder cannot be written, such as on a full disk.
         """
         path = self.path(ref)
         if path.exists():
@@ -327,7 +329,7 @@ class MediaStore:
             os.replace(temporary, path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise MediaError(f"media folder {self.root} cannot be written ({error.strerror})") from error
+            raise StorageError(f"media folder {self.root} cannot be written ({error.strerror})") from error
 
     def path(self, ref: MediaRef) -> Path:
         """The file that holds the bytes of `ref`, or would hold them.

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
-from relax_sdk.errors import EnvError, MediaError
+from relax_sdk.errors import EnvError, MediaError, UnstorableError
 from relax_sdk.media import PARTS, Audio, Image, Media, MediaKey, MediaRef, Video, from_ref
+from relax_sdk.storable import check_storable, flaw_of_text, storable_text
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -18,9 +19,17 @@ MEDIA_SCHEME = "relax-media:"
 
 @dataclass(frozen=True)
 class Text:
-    """Words."""
+    """Words.
+
+    Raises:
+        EnvError: they hold half of a surrogate pair, which can neither be encoded nor stored.
+    """
 
     text: str
+
+    def __post_init__(self) -> None:
+        if (what := flaw_of_text(self.text)) is not None:
+            raise EnvError(f"a text {what}")
 
 
 Part: TypeAlias = Text | Image | Audio | Video
@@ -28,13 +37,24 @@ Part: TypeAlias = Text | Image | Audio | Video
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A model's wish to call a tool."""
+    """A model's wish to call a tool.
+
+    Raises:
+        EnvError: its name or its arguments have no form as JSON.
+    """
 
     id: str
     name: str
     arguments: dict[str, Any]
     error: str | None = None
     """Set when the model wrote something that could not be read as a call; it is then answered with this text."""
+
+    def __post_init__(self) -> None:
+        try:
+            check_storable(self.name, "name")
+            check_storable(self.arguments, "arguments", any_number=True)
+        except UnstorableError as error:
+            raise EnvError(f"the tool call {storable_text(self.name)[:80]!r} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -108,13 +128,13 @@ class Message:
             raise EnvError(f"a message's content must be a string or a list of parts, got {content!r:.80}")
         parts = tuple(_part_from_openai(part, media or {}) for part in content)
         calls = tuple(_call_from_openai(call) for call in message.get("tool_calls") or ())
+        id = _call_id(message.get("tool_call_id"))
         if role != "assistant":
-            return Message(role=role, content=parts, tool_calls=calls, tool_call_id=message.get("tool_call_id"))
+            return Message(role=role, content=parts, tool_calls=calls, tool_call_id=id)
         tokens = message.get("control_tokens") or ()
         if not isinstance(tokens, (list, tuple)):
             raise EnvError(f"control_tokens must be a list, got {tokens!r:.80}")
         control = tuple(_control_from_openai(token) for token in tokens)
-        id = message.get("tool_call_id")
         return AssistantMessage(content=parts, tool_calls=calls, tool_call_id=id, control_tokens=control)
 
 
@@ -271,7 +291,8 @@ def _part_from_openai(part: Mapping[str, Any], media: Mapping[MediaKey, MediaRef
 
 def _call_from_openai(call: Any) -> ToolCall:
     try:
-        id, name, text = call.get("id") or "", _string(call["function"]["name"]), call["function"].get("arguments") or "{}"
+        id, name = _string(call.get("id") or ""), _string(call["function"]["name"])
+        text = call["function"].get("arguments") or "{}"
     except (LookupError, TypeError, AttributeError) as error:
         raise EnvError(f"a tool call needs function.name and function.arguments, got {call!r:.120}") from error
     try:
@@ -280,7 +301,17 @@ def _call_from_openai(call: Any) -> ToolCall:
         return ToolCall(id, name, {}, error=f"the arguments of {name} are not JSON ({error})")
     if not isinstance(arguments, Mapping):
         return ToolCall(id, name, {}, error=f"the arguments of {name} must be a JSON object, got {text!r:.80}")
-    return ToolCall(id, name, dict(arguments))
+    try:
+        return ToolCall(id, name, dict(arguments))
+    except EnvError as error:
+        return ToolCall(id, name, {}, error=str(error))
+
+
+def _call_id(id: Any) -> str | None:
+    try:
+        return None if id is None else _string(id)
+    except TypeError as error:
+        raise EnvError(f"tool_call_id: {error}") from error
 
 
 def _control_from_openai(token: Any) -> ControlToken:
@@ -296,6 +327,8 @@ def _control_from_openai(token: Any) -> ControlToken:
 def _string(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected a string, got {type(value).__name__}")
+    if (what := flaw_of_text(value)) is not None:
+        raise EnvError(f"a message's field {what}")
     return value
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from relax_sdk.errors import EnvError
 from relax_sdk.messages import Message, as_messages
 from relax_sdk.session import StepOutcome
+from relax_sdk.storable import storable_text
 
 MAX_INFO_DEPTH = 8
 
@@ -95,7 +96,7 @@ _DROPPED = object()
 def plain_data(info: Mapping[str, Any]) -> dict[str, Any]:
     """The part of `info` that is plain data: None, bool, int (64 bits), float, str, and lists and dictionaries of these.
 
-    Numpy numbers become Python's; everything else is left out.
+    Numpy numbers become Python's, and lone surrogates in text U+FFFD; everything else is left out.
     """
     kept = _plain(info, 0)
     return kept if isinstance(kept, dict) else {}
@@ -104,14 +105,16 @@ def plain_data(info: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
-    if value is None or isinstance(value, (bool, float, str)):
+    if isinstance(value, str):
+        return storable_text(value)
+    if value is None or isinstance(value, (bool, float)):
         return value
     if isinstance(value, int):
         return value if -(2**63) <= value < 2**63 else _DROPPED
     if depth >= MAX_INFO_DEPTH:
         return _DROPPED
     if isinstance(value, Mapping):
-        made = {key: _plain(item, depth + 1) for key, item in value.items() if isinstance(key, str)}
+        made = {storable_text(key): _plain(item, depth + 1) for key, item in value.items() if isinstance(key, str)}
         return {key: item for key, item in made.items() if item is not _DROPPED}
     if isinstance(value, (list, tuple)):
         return [made for item in value if (made := _plain(item, depth + 1)) is not _DROPPED]

@@ -72,7 +72,7 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
             task.cancel()
         await training.close()
         await rolling.close()
-        await hub.drain(0.0)
+        await hub.drain()
         if closing is not None:
             await closing()
         await core.close()

@@ -6,7 +6,7 @@ from starlette.requests import HTTPConnection
 
 from relax_server.api.core import ServiceCore
 from relax_server.api.keys import LOCAL, Key, Right
-from relax_server.api.sessions import UNKNOWN, ExternalSession, SessionHub
+from relax_server.api.sessions import UNKNOWN, AnySession, ExternalSession, SessionHub, still_open
 from relax_server.gateway.errors import ApiError, unknown
 from relax_server.gateway.wire import bearer
 from relax_server.log_ids import add_ids
@@ -65,7 +65,7 @@ def watched(request: HTTPConnection) -> str | None:
     return getattr(request.state, "key_id", None)
 
 
-def _enter(request: HTTPConnection, hub: SessionHub, session: ExternalSession) -> ExternalSession:
+def _enter(request: HTTPConnection, hub: SessionHub, session: AnySession) -> AnySession:
     """Let a session's own key in, as long as the key that opened the session works.
 
     Raises:
@@ -80,7 +80,7 @@ def _enter(request: HTTPConnection, hub: SessionHub, session: ExternalSession) -
     return session
 
 
-async def session_of(request: HTTPConnection, core: ServiceCore, hub: SessionHub, id: str) -> ExternalSession:
+async def session_of(request: HTTPConnection, core: ServiceCore, hub: SessionHub, id: str) -> AnySession:
     """The session in a request's path, for its own key or its owner's.
 
     Raises:
@@ -100,12 +100,12 @@ async def session_called(request: HTTPConnection, core: ServiceCore, hub: Sessio
     """The session in a request's path, or else the one that its key belongs to.
 
     Raises:
-        ApiError: there is none.
+        ApiError: there is none, or it is over.
     """
     id = request.path_params.get("id")
     if id is not None:
-        return await session_of(request, core, hub, id)
+        return still_open(await session_of(request, core, hub, id))
     session = hub.by_secret(bearer(request))
     if session is None:
         raise ApiError(401, "the key of a session is wanted here; open one with POST /v1/sessions", "invalid_api_key")
-    return _enter(request, hub, session)
+    return still_open(_enter(request, hub, session))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from relax_sdk.config import RolloutConfig
-from relax_sdk.errors import ConfigError
+from relax_sdk.errors import ConfigError, EpisodeTimeout, JournalError
 from relax_sdk.media import Kind, MediaRef, MediaStore
 from relax_sdk.registry import EnvSpec
 from relax_sdk.session import Agent
@@ -208,10 +208,19 @@ class ServiceCore:
         Raises:
             JournalError: what it raises, or it did not come back in time.
         """
-        return await self.database.call(function, *arguments, limit=DATABASE_LIMIT)
+        try:
+            return await self.database.call(function, *arguments, limit=DATABASE_LIMIT)
+        except EpisodeTimeout as error:
+            message = f"the database did not answer within {DATABASE_LIMIT:g} s; what was asked for may be done all the same"
+            raise JournalError(message) from error
 
     async def commit(self, group: Group, run: str, split: str, key: str) -> bool:
-        """Make a group durable that was made for a key; False when it was there already."""
+        """Make a group durable that was made for a key; False when it was there already.
+
+        Raises:
+            UnstorableError: it cannot be stored, however often it is tried.
+            JournalError: it is not known to be durable; committing it again is safe.
+        """
         return await self._committer.commit(group, split, run, key)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:

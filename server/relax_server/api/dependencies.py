@@ -15,7 +15,7 @@ from relax_server.api.core import ServiceCore
 from relax_server.api.keys import LOCAL, Key
 from relax_server.api.readiness import Readiness
 from relax_server.api.rollouts import RolloutHub
-from relax_server.api.sessions import ExternalSession, SessionHub
+from relax_server.api.sessions import AnySession, ExternalSession, SessionHub, still_open
 from relax_server.api.trainings.hub import TrainingHub
 from relax_server.gateway.errors import ApiError
 
@@ -68,7 +68,7 @@ async def _operator(request: Request, core: Core) -> Key:
     return key
 
 
-async def _session(request: Request, core: Core, hub: Hub, id: Annotated[str, Path(max_length=64)]) -> ExternalSession:
+async def _session(request: Request, core: Core, hub: Hub, id: Annotated[str, Path(max_length=64)]) -> AnySession:
     return await session_of(request, core, hub, id)
 
 
@@ -79,5 +79,13 @@ Uploader = Annotated[Key, Depends(_uploader)]
 """Anybody with the right to bring code."""
 Operator = Annotated[Key, Depends(_operator)]
 """Somebody with the right to administer, or anybody on this machine while there are no keys."""
-Session = Annotated[ExternalSession, Depends(_session)]
+Session = Annotated[AnySession, Depends(_session)]
 """The session in the path, for its own key or its owner's."""
+
+
+async def _open_session(session: Session) -> ExternalSession:
+    return still_open(session)
+
+
+OpenSession = Annotated[ExternalSession, Depends(_open_session)]
+"""The same, if it is not over."""

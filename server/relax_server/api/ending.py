@@ -19,8 +19,6 @@ from relax_server.api.trainings.hub import TrainingHub
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LOOK_SECONDS, SAY_SECONDS = 0.1, 1.0
 """Seconds between two looks at what is under way, and between two lines about it."""
-SAVE_SECONDS = 2.0
-"""Seconds for the trajectories of what was cancelled to become durable."""
 TELL_SECONDS = 1.0
 """Seconds for those who follow them to hear of it."""
 LAST_SECONDS = 5.0
@@ -117,11 +115,7 @@ class Ending:
         left = self.hub.unfinished
         if left:
             self._say(f"drained for {self.core.config.drain_seconds:g} s: cancelling {len(left)} sessions")
-        for session in left:
-            session.cancel(WHY)
-        saving = [session.saved for session in self.hub.all if not session.saved.done()]
-        if saving:
-            await asyncio.wait(saving, timeout=SAVE_SECONDS)
+        await self.hub.drain(WHY)
         with contextlib.suppress(RelaxError, TimeoutError):
             async with asyncio.timeout(TELL_SECONDS):
                 await self.core.events.flush()

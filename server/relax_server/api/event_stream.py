@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
 from fastapi.responses import Response
 from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
@@ -14,6 +13,7 @@ from starlette.requests import Request
 from relax_server.api.auth import watched
 from relax_server.api.core import ServiceCore
 from relax_server.gateway.errors import bad
+from relax_server.json_form import json_text
 
 PING_SECONDS = 15
 """Seconds between signs of life on an event stream."""
@@ -34,7 +34,7 @@ def follow(core: ServiceCore, topic: str, request: Request, ending: dict[str, An
         raise bad(f"Last-Event-ID = {last!r}; allowed: the id of an event", "Last-Event-ID")
 
     def shown(kind: str, data: dict[str, Any], seq: int) -> ServerSentEvent:
-        return ServerSentEvent(data=orjson.dumps(data).decode(), event=kind, id=str(seq))
+        return ServerSentEvent(data=json_text(data), event=kind, id=str(seq))
 
     async def events() -> AsyncIterator[ServerSentEvent]:
         seq, log, revoked = int(last), core.events, list[str]()

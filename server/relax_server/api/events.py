@@ -12,8 +12,9 @@ from typing import Any
 
 from sqlalchemy import insert, select
 
-from relax_sdk.errors import JournalError
+from relax_sdk.errors import JournalError, UnstorableError
 from relax_server.api.logs import FIELDS
+from relax_server.journal.apart import write_apart
 from relax_server.journal.schema import events
 from relax_server.journal.sql import SqlJournal
 from relax_server.rollout.threads import CallThreads
@@ -28,6 +29,8 @@ OTHERS = 1.0
 """Seconds after which a follower looks for events that another server wrote."""
 LIMIT = 60.0
 """Seconds that a read or a write may take."""
+AGAIN = 1.0
+"""Seconds after a write that failed until the next one."""
 PAUSE = 0.02
 """Seconds in which events gather before they are written: a transaction costs about as much as fifty of them."""
 
@@ -63,7 +66,7 @@ class EventLog:
         self._followers: dict[str, int] = {}
         self._look_again = OTHERS if journal.shared else None
         self.error: JournalError | None = None
-        """Error of the last write; what it held is tried again with the next."""
+        """Error of the last write; what it held is tried again soon."""
 
     def add(self, topic: str, kind: str, **data: Any) -> None:
         """Note an event; it is written soon, and logged at once: model calls and steps at level debug, the others at info."""
@@ -152,17 +155,43 @@ class EventLog:
                 await asyncio.sleep(PAUSE)
                 batch, self._waiting = self._waiting, []
                 try:
-                    await self._threads.call(self._insert, batch, limit=LIMIT)
-                    self.error = None
+                    results = await self._threads.call(self._insert, batch, limit=LIMIT)
                 except Exception as error:
-                    self._waiting = batch + self._waiting
-                    self.error = error if isinstance(error, JournalError) else JournalError(f"cannot write events: {error}")
-                    return
+                    results = [error] * len(batch)
+                late = self._sort_out(batch, results)
                 for topic in {row["topic"] for row in batch}:
                     self.wake(topic)
+                self.error = late
+                if late is not None:
+                    asyncio.get_running_loop().call_later(AGAIN, self._again)
+                    return
         finally:
             self._writer = None
 
-    def _insert(self, rows: Sequence[dict[str, Any]]) -> None:
-        with self._journal.writing("write events") as connection:
-            connection.execute(insert(events), list(rows))
+    def _sort_out(self, batch: list[dict[str, Any]], results: Sequence[Exception | None]) -> JournalError | None:
+        """Keep the events that may be written later, drop those that never can; returns why the former were not."""
+        late: list[dict[str, Any]] = []
+        why: JournalError | None = None
+        for row, error in zip(batch, results, strict=True):
+            if isinstance(error, UnstorableError):
+                logger.error("an event of %s cannot be stored and is left out: %s", row["topic"], error)
+            elif error is not None:
+                late.append(row)
+                why = error if isinstance(error, JournalError) else JournalError(f"cannot write events: {error}")
+        self._waiting = late + self._waiting
+        return why
+
+    def _again(self) -> None:
+        """Write what could not be written, also if nothing new comes."""
+        if self._waiting and self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write())
+
+    def _insert(self, rows: Sequence[dict[str, Any]]) -> list[Exception | None]:
+        """Write rows together; returns for each why it was not written."""
+
+        def write(part: Sequence[dict[str, Any]]) -> list[None]:
+            with self._journal.writing("write events") as connection:
+                connection.execute(insert(events), list(part))
+            return [None] * len(part)
+
+        return write_apart(write, rows)

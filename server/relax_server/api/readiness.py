@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 
 from sqlalchemy import select
 
@@ -11,6 +12,8 @@ from relax_sdk.errors import EpisodeTimeout, JournalError
 from relax_server.api.core import ServiceCore
 from relax_server.journal.schema import keys
 from relax_server.rollout.threads import CallThreads
+
+logger = logging.getLogger(__name__)
 
 LIMIT = 2.0
 """Seconds for an engine or the database to answer."""
@@ -37,7 +40,7 @@ class Readiness:
         if core.status != "ok":
             return False, core.status
         if core.events.error is not None:
-            return False, str(core.events.error)
+            return False, "the journal cannot be written; the service's log has the reason"
         loop = asyncio.get_running_loop()
         at, why, what = self._known
         if loop.time() - at > KEPT_SECONDS:
@@ -83,7 +86,8 @@ class Readiness:
         except EpisodeTimeout:
             return f"the database has not answered for {LIMIT:g} s"
         except JournalError as error:
-            return str(error)
+            logger.warning("not ready: %s", error)
+            return "the database does not answer as it should; the service's log has the reason"
         return None
 
     def _read(self) -> None:

@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from relax_sdk.errors import ConfigError, JournalError, RelaxError
+from relax_sdk.errors import ConfigError, JournalError, RelaxError, UnstorableError
+from relax_sdk.retrying import growing_pauses
 from relax_sdk.tasks import KeptRows
 from relax_sdk.trajectory import derive_seed
 from relax_server.api.core import DATABASE_LIMIT, ServiceCore
@@ -33,6 +34,8 @@ AHEAD = 64
 """Groups of one rollout that are begun at once, if their key may have so many episodes; see `GroupStarts`."""
 CANCEL_SECONDS = 1.0
 """Seconds in which the episodes of a rollout that is cancelled may end before its owner is answered."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
+"""Seconds before a group that could not be written is tried again: the first, and the longest."""
 
 
 class RolloutHub:
@@ -314,6 +317,9 @@ class RolloutHub:
             raise
         except Exception as error:
             cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            if isinstance(cause, JournalError) and not isinstance(cause, UnstorableError):
+                logger.warning("the rollout stops until the journal can be read and written again: %s", cause)
+                return  # nobody holds it any more, so that this server or another one takes it up where the journal ends
             what = str(cause) if isinstance(cause, RelaxError) else f"{type(cause).__name__}: {cause}"
             await self._end(rollout, "failed", what)
 
@@ -345,10 +351,30 @@ class RolloutHub:
             result = await play_group(context, task)
             for trajectory in result.trajectories:
                 self.core.metrics.finished.labels(trajectory.status).inc()
-            new = result.group is None or await self.core.commit(result.group, run, task.split, rollout.key)
+            new = await self._commit(rollout, task, result, run)
             self._tell(rollout, task, result, new)
         finally:
             gate.release()
+
+    async def _commit(self, rollout: Rollout, task: GroupTask, result: GroupResult, run: str) -> bool:
+        """Make a group durable, tried until it is; one that cannot be stored becomes unusable.
+
+        Returns:
+            False when it was there before the first try.
+        """
+        tried = False
+        for pause in growing_pauses(FIRST_PAUSE, LONGEST_PAUSE):
+            if result.group is None:
+                break
+            try:
+                return await self.core.commit(result.group, run, task.split, rollout.key) or tried
+            except UnstorableError as error:
+                result.group, result.error = None, str(error)
+            except JournalError as error:
+                logger.warning("group %s is not durable yet and is kept: %s", task.id, error)
+                await asyncio.sleep(pause)
+                tried = True  # it may be there all the same
+        return True
 
     def _tell(self, rollout: Rollout, task: GroupTask, result: GroupResult, new: bool) -> None:
         """Tell of a group that is durable; one that is not new was told by the server that committed it."""

@@ -5,13 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from relax_sdk.config import SamplingParams
 from relax_server.gateway.bodies import Body
+from relax_server.json_form import as_json
 
 SEED_BITS = 53
 """Bits of a seed: what a JSON number holds exactly."""
+FREE_BYTES = 1 << 20
+"""Bytes of an object of any form, as JSON."""
+
+
+def _small(value: dict[str, Any]) -> dict[str, Any]:
+    if (size := len(as_json(value))) > FREE_BYTES:
+        raise PydanticCustomError("too_large", "has {size} bytes as JSON; allowed: {most}", {"size": size, "most": FREE_BYTES})
+    return value
+
+
+FreeForm = Annotated[dict[str, Any], AfterValidator(_small)]
+"""An object of any form, for whoever reads it later."""
 
 
 class SamplingBody(Body):
@@ -22,7 +36,7 @@ class SamplingBody(Body):
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=1 << 30)
     stop: list[str] | None = Field(default=None, max_length=16)
-    stop_token_ids: list[int] | None = Field(default=None, max_length=64)
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=1 << 31)]] | None = Field(default=None, max_length=64)
     ignore_eos: bool | None = None
     sampling_seed: int | None = Field(default=None, ge=0, lt=1 << 31)
 
@@ -91,7 +105,7 @@ class SessionBody(Body):
     media: Literal["reference", "inline"] = Field(
         default="reference", description="How observations name media: relax-media:<sha256>, or whole as data URIs"
     )
-    metadata: dict[str, Any] = Field(default_factory=dict, description="Kept with the trajectory")
+    metadata: FreeForm = Field(default_factory=dict, description="Kept with the trajectory; at most 1 MiB as JSON")
 
 
 class RolloutBody(Body):
@@ -118,7 +132,7 @@ class RunBody(Body):
     """Submits a training run."""
 
     env: str = Field(min_length=1, max_length=200)
-    config: dict[str, Any] = Field(default_factory=dict, description="Fields of RunConfig; what is left out is its default")
+    config: FreeForm = Field(default_factory=dict, description="Fields of RunConfig; what is left out is its default")
     agent: str | list[str] | None = Field(
         default=None, description="A command that plays the episodes; takes the right to upload"
     )

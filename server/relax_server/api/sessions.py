@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import secrets
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from relax_sdk.config import SamplingParams
-from relax_sdk.errors import RelaxError
+from relax_sdk.errors import JournalError, RelaxError, UnstorableError
 from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.session import Session as AgentSession
 from relax_sdk.session import StepOutcome
-from relax_sdk.trajectory import Group, Status, Trajectory, derive_seed
+from relax_sdk.trajectory import Group, Status, derive_seed
 from relax_server.api.core import ServiceCore
 from relax_server.api.keys import LOCAL, Key
+from relax_server.api.logs import FIELDS
 from relax_server.api.next_task import NextTasks
+from relax_server.api.outcomes import SAVE_SECONDS, EndedSession, Keeping
 from relax_server.api.trajectories import finished
 from relax_server.gateway.bodies import RewardBody
 from relax_server.gateway.digest import digest
@@ -35,8 +38,11 @@ DONE_SECONDS = 60.0
 """Seconds without a call after which a session whose environment has ended is finished; until then rewards may come from
 outside."""
 KEPT = 4096
-"""Ended sessions whose outcome is remembered."""
+"""Ended sessions that are durable and whose outcome is remembered."""
+MOST_WAITING = 1024
+"""Sessions that have ended and cannot be made durable, until no more are opened."""
 UNKNOWN = ": it was not opened at this server, or that was killed or restarted since; open a new one"
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,9 +79,19 @@ class ExternalSession(PlayedSession):
         opening: how it was opened.
         task: the episode.
         secret: the session's own key.
+        remember: given what is to be kept of it once it is over and durable.
     """
 
-    def __init__(self, core: ServiceCore, id: str, key: Key, opening: Opening, task: EpisodeTask, secret: str) -> None:
+    def __init__(
+        self,
+        core: ServiceCore,
+        id: str,
+        key: Key,
+        opening: Opening,
+        task: EpisodeTask,
+        secret: str,
+        remember: Callable[[EndedSession], None],
+    ) -> None:
         self.core, self.key, self.opening = core, key, opening
         context = core.context(opening.run, core.spec(opening.env), core.rollout_config(opening.limits), key, self._play)
         self.episode = Episode(context, task)
@@ -86,9 +102,9 @@ class ExternalSession(PlayedSession):
         """OpenAI schemas of the environment's tools."""
         self._ready: asyncio.Future[list[Message]] = asyncio.get_running_loop().create_future()
         self._watch: asyncio.TimerHandle | None = None
-        self.saved: asyncio.Future[Trajectory] = asyncio.get_running_loop().create_future()
-        """The trajectory, once it is durable."""
-        self.saved.add_done_callback(_looked_at)
+        self.keeping = Keeping(self._keep, self.log_ids)
+        """Makes the trajectory durable."""
+        self._remember = remember
         if opening.metadata:
             self.session.extra_info["metadata"] = opening.metadata
 
@@ -103,6 +119,22 @@ class ExternalSession(PlayedSession):
         return {"session": self.id, "trajectory": self.trajectory_id}
 
     @property
+    def state(self) -> dict[str, Any]:
+        """The session as clients are told of it."""
+        episode = self.episode
+        return {
+            "id": self.id,
+            "env": episode.context.spec.id,
+            "state": str(episode.state),
+            "turns": len(self.session.turns),
+            "calls": self.calls,
+            "done": self.session.done,
+            "trajectory_id": self.trajectory_id,
+            "seed": episode.task.seed,
+            "error": episode.result.result().error if self.over else None,
+        }
+
+    @property
     def over(self) -> bool:
         """Whether nothing more can be done in it."""
         return self.episode.result.done()
@@ -115,7 +147,7 @@ class ExternalSession(PlayedSession):
         Raises:
             ApiError: the environment failed, or there was no place in time.
         """
-        self.episode.launch().add_done_callback(lambda result: self.core.spawn(self._save(result.result())))
+        self.episode.launch().add_done_callback(lambda _: self._ended())
         self.core.events.add(self.topic, "opened", env=self.episode.context.spec.id, seed=self.episode.task.seed)
         self._look_for_idleness()
         done, _ = await asyncio.wait({self._ready, self.episode.result}, return_when=asyncio.FIRST_COMPLETED)
@@ -169,10 +201,16 @@ class ExternalSession(PlayedSession):
         return told
 
     async def finish(self) -> dict[str, Any]:
-        """End the episode and wait until it is scored and durable."""
+        """End the episode and wait until it is scored and durable; after an error it can be repeated until it is.
+
+        Raises:
+            ApiError: there was no model call yet.
+            UnstorableError: the trajectory cannot be stored, however often it is tried.
+            JournalError: it is not known to be durable; repeating this tries again.
+        """
         if not self.over:
             self.end()
-        return finished(await asyncio.shield(self.saved))
+        return await (await self.keeping.outcome()).finish()
 
     def cancel(self, why: str = "cancelled") -> None:
         """End it without a reward; calls in flight are aborted, and told why."""
@@ -183,27 +221,45 @@ class ExternalSession(PlayedSession):
     def require_open(self) -> None:
         if self.over:
             trajectory = self.episode.result.result()
-            raise over(self, trajectory.status + (f": {trajectory.error}" if trajectory.error else ""))
+            raise over(self.id, trajectory.status + (f": {trajectory.error}" if trajectory.error else ""))
         if self.ended.is_set():
-            raise over(self, "it is being scored")
+            raise over(self.id, "it is being scored")
 
     # --------------------------------------------------------------------------------------------------------- ending
 
-    async def _save(self, trajectory: Trajectory) -> None:
-        """Make the outcome durable, then tell of it."""
+    async def cancel_and_wait(self) -> None:
+        """End it without a reward, and wait until that is durable, or is known not to be now."""
+        self.cancel()
+        with contextlib.suppress(RelaxError):
+            await self.keeping.outcome()
+
+    def _ended(self) -> None:
+        """The episode is over."""
         if self._watch is not None:
             self._watch.cancel()
-        self.core.metrics.finished.labels(trajectory.status).inc()
-        task = self.episode.task
+        self.core.metrics.finished.labels(self.episode.result.result().status).inc()
+        self.keeping.begin()
+
+    async def _keep(self) -> EndedSession:
+        """Make the outcome durable, then tell of it; done again, it changes nothing.
+
+        Raises:
+            JournalError: it is not known to be durable.
+        """
+        trajectory, task, refused = self.episode.result.result(), self.episode.task, None
         group = Group(task.group_id, trajectory.env, task.task_index, [trajectory])
         split = "train" if self.opening.train and trajectory.status in USABLE else f"session-{self.opening.split}"
+        outcome = finished(trajectory)
         try:
             await self.core.commit(group, self.opening.run, split, self.key.id)
-        except RelaxError as error:
-            self.saved.set_exception(as_api_error(error))
-            return
-        self.core.events.add(self.topic, "finished", **finished(trajectory))
-        self.saved.set_result(trajectory)
+        except UnstorableError as error:
+            refused = error
+            outcome |= {"error": f"the trajectory was not stored: {error}"}
+            logger.error("the trajectory cannot be stored: %s", error, extra={FIELDS: self.log_ids})
+        self.core.events.add(self.topic, "finished", **outcome)
+        ended = EndedSession(self.id, self.secret, self.key, self.state, outcome, refused)
+        self._remember(ended)
+        return ended
 
     def _look_for_idleness(self) -> None:
         """Cancel it when nothing was asked for too long; one whose environment has ended is finished."""
@@ -218,6 +274,20 @@ class ExternalSession(PlayedSession):
         self._watch = asyncio.get_running_loop().call_later(min(max(left, 0.05), DONE_SECONDS), self._look_for_idleness)
 
 
+AnySession: TypeAlias = ExternalSession | EndedSession
+
+
+def still_open(session: AnySession) -> ExternalSession:
+    """A session that somebody wants to go on with.
+
+    Raises:
+        ApiError: it is over and durable; the message says how it ended.
+    """
+    if isinstance(session, EndedSession):
+        raise session.over()
+    return session
+
+
 class SessionHub:
     """All sessions of the service.
 
@@ -228,15 +298,15 @@ class SessionHub:
     def __init__(self, core: ServiceCore) -> None:
         self.core = core
         self._open: dict[str, ExternalSession] = {}
-        """Open sessions, and those that ended last."""
+        """Sessions that are open, or over and not durable yet."""
+        self._ended: dict[str, EndedSession] = {}
+        """What is kept of the others, the first to end first."""
         self._by_secret: dict[str, str] = {}
         self._tasks = NextTasks()
         self.ended_keys: dict[str, str] = {}
         """Keys that opened sessions and were revoked or have expired since, and which it was; the sessions' keys ended with
         them."""
         self._watched: set[str] = set()
-        self._ended: deque[str] = deque()
-        """Those whose outcome is remembered, the first to end first."""
 
     async def open(self, opening: Opening, key: Key) -> tuple[ExternalSession, str, list[Message]]:
         """Open a session.
@@ -250,6 +320,8 @@ class SessionHub:
         core = self.core
         if core.draining:
             raise ApiError(503, "the service is shutting down; go to another one", "draining", headers={"Retry-After": "5"})
+        if len(self._open) >= MOST_WAITING and sum(session.over for session in self._open.values()) >= MOST_WAITING:
+            raise JournalError(f"{MOST_WAITING} sessions wait for a journal that cannot be written")
         if not core.gate.is_set():
             raise ApiError(503, "the service is paused; try again later", "paused", headers={"Retry-After": "5"})
         core.rates.check(key)
@@ -276,11 +348,10 @@ class SessionHub:
             run_seed=derive_seed(opening.seed, opening.sample_index),
             sampling=opening.sampling,
         )
-        session = ExternalSession(core, id, key, opening, task, secret)
+        session = ExternalSession(core, id, key, opening, task, secret, self._remember)
         self._watch(key)
         self._open[id] = session
         self._by_secret[digest(secret)] = id
-        session.saved.add_done_callback(lambda _: self._remember(id))
         add_ids(**session.log_ids)
         try:
             messages = await session.start()
@@ -289,26 +360,21 @@ class SessionHub:
             raise
         return session, secret, messages
 
-    def get(self, id: str) -> ExternalSession:
+    def get(self, id: str) -> AnySession:
         """A session by its id.
 
         Raises:
             ApiError: there is none.
         """
-        session = self._open.get(id)
+        session = self._open.get(id) or self._ended.get(id)
         if session is None:
             raise unknown("session", id, UNKNOWN)
         return session
 
-    def by_secret(self, secret: str) -> ExternalSession | None:
+    def by_secret(self, secret: str) -> AnySession | None:
         """The session that a key belongs to."""
         id = self._by_secret.get(digest(secret))
-        return self._open.get(id) if id is not None else None
-
-    @property
-    def all(self) -> list[ExternalSession]:
-        """All that are known, oldest first."""
-        return list(self._open.values())
+        return None if id is None else self._open.get(id) or self._ended.get(id)
 
     @property
     def open_count(self) -> int:
@@ -320,21 +386,27 @@ class SessionHub:
         """Sessions that are not over."""
         return [session for session in self._open.values() if not session.over]
 
-    def of(self, key: Key) -> list[ExternalSession]:
-        """The sessions of one key, newest first; all for an admin."""
-        return [s for s in reversed(self._open.values()) if s.key.id == key.id or key.may("admin")]
+    def of(self, key: Key) -> list[AnySession]:
+        """The sessions of one key, newest first, behind the open ones those that are over; all for an admin."""
+        known: list[AnySession] = [*reversed(self._open.values()), *reversed(self._ended.values())]
+        return [session for session in known if session.key.id == key.id or key.may("admin")]
 
-    async def drain(self, timeout: float) -> None:
-        """Wait for sessions to end, then cancel the rest."""
-        end = time.monotonic() + timeout
-        pending = [session.saved for session in self._open.values() if not session.saved.done()]
-        if pending:
-            await asyncio.wait(pending, timeout=max(0.0, end - time.monotonic()))
-        for session in self._open.values():
-            session.cancel()
-        pending = [session.saved for session in self._open.values() if not session.saved.done()]
-        if pending:
-            await asyncio.wait(pending, timeout=10.0)
+    async def drain(self, why: str = "cancelled", seconds: float = SAVE_SECONDS) -> None:
+        """Cancel what is open, and wait until everything is durable; what could not be written is tried once more.
+
+        Args:
+            why: told to the clients of what is cancelled.
+            seconds: to wait at most.
+        """
+        for session in self.unfinished:
+            session.cancel(why)
+        left = [asyncio.ensure_future(session.keeping.insist()) for session in self._open.values()]
+        if left:
+            await asyncio.wait(left, timeout=seconds)
+        for waiting in left:
+            waiting.cancel()
+        if self._open:
+            logger.error("%d sessions could not be stored before the service ends", len(self._open))
 
     def _watch(self, key: Key) -> None:
         """End a key's sessions with it."""
@@ -348,15 +420,10 @@ class SessionHub:
             session.cancel(why)
             await asyncio.sleep(0)
 
-    def _remember(self, id: str) -> None:
-        """Keep the outcome of a session that has ended, and forget the oldest one if there are too many."""
-        self._ended.append(id)
+    def _remember(self, ended: EndedSession) -> None:
+        """Keep the outcome of a session that has ended in place of the session, and forget the oldest one if there are many."""
+        self._open.pop(ended.id, None)
+        self._ended[ended.id] = ended
         if len(self._ended) > KEPT:
-            session = self._open.pop(self._ended.popleft())
-            self._by_secret.pop(session.secret, None)
-
-
-def _looked_at(future: asyncio.Future[Any]) -> None:
-    """An outcome that nobody asks for is no error of the loop."""
-    if not future.cancelled():
-        future.exception()
+            oldest = self._ended.pop(next(iter(self._ended)))
+            self._by_secret.pop(oldest.secret, None)

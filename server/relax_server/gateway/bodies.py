@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from relax_sdk.storable import check_name, check_storable
 from relax_server.gateway.errors import invalid
 
 
 class Body(BaseModel):
-    """A request's body: unknown fields are refused, so that a misspelt one is noticed."""
+    """A request's body: unknown fields are refused, so that a misspelt one is noticed, and what could not be stored is.
+
+    A body's own texts are names and may hold no NUL character; what is inside other fields may: it is stored as JSON or bytes.
+
+    Raises:
+        UnstorableError: a field holds half of a surrogate pair, an integer of more than 64 bits, a float that is not finite, or
+            too many lists and objects inside one another.
+    """
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _storable(cls, raw: Any) -> Any:
+        for name, value in raw.items() if isinstance(raw, dict) else ():
+            check_storable({name: value}, "")
+            if isinstance(value, str):
+                check_name(value, name)
+        return raw
 
 
 class StepBody(Body):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +20,12 @@ from relax_sdk.errors import (
     RegistryError,
     RelaxError,
     RewardError,
+    StorageError,
     TokenError,
+    UnstorableError,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class ApiError(RelaxError):
@@ -57,7 +62,9 @@ _STATUS: tuple[tuple[type[RelaxError], int, str], ...] = (
     (EngineAborted, 503, "aborted"),
     (EngineUnavailable, 503, "engine_unavailable"),
     (EngineError, 502, "engine_error"),
+    (UnstorableError, 400, "unstorable_value"),
     (JournalError, 503, "journal_unavailable"),
+    (StorageError, 503, "storage_unavailable"),
     (RegistryError, 404, "unknown_name"),
     (MediaError, 400, "invalid_media"),
     (TokenError, 400, "invalid_prompt"),
@@ -68,16 +75,26 @@ _STATUS: tuple[tuple[type[RelaxError], int, str], ...] = (
 )
 """The first that fits. 502 and 504 are faults behind the service: of an engine or of an environment."""
 
+_HIDDEN = {
+    "journal_unavailable": "the journal cannot be read or written at the moment; what was reported as done is safe; try again",
+    "storage_unavailable": "media cannot be stored at the moment; what was reported as stored is safe; try again",
+}
+"""What is told instead of errors that name files, addresses or users of databases."""
+
 
 def as_api_error(error: RelaxError) -> ApiError:
-    """What a client is told of an error of ours."""
+    """What a client is told of an error of ours; where the service keeps its data is for its log alone."""
     if isinstance(error, ApiError):
         return error
+    message, param = str(error), error.field or None if isinstance(error, UnstorableError) else None
     for kind, status, code in _STATUS:
         if isinstance(error, kind):
+            if code in _HIDDEN:
+                logger.warning("%s", error)
+                message = _HIDDEN[code]
             headers = {"Retry-After": "1"} if status == 503 else None
-            return ApiError(status, str(error), code, headers=headers)
-    return ApiError(500, str(error), "internal_error")
+            return ApiError(status, message, code, param, headers)
+    return ApiError(500, message, "internal_error")
 
 
 def bad(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:

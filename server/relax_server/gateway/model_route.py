@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -23,6 +22,7 @@ from relax_server.gateway.openai_chat import ModelCall, shown
 from relax_server.gateway.played import PlayedSession, Surroundings
 from relax_server.gateway.text_stream import TextStream
 from relax_server.gateway.wire import error_response, read_json
+from relax_server.json_form import as_json
 from relax_server.rollout.calls import Answer, CallOptions
 
 LARGE = 64 << 10
@@ -171,4 +171,4 @@ class ModelRoute(ABC):
 def data(body: Any, event: str | None = None) -> bytes:
     """One server-sent event."""
     name = f"event: {event}\n".encode() if event is not None else b""
-    return name + b"data: " + orjson.dumps(body) + b"\n\n"
+    return name + b"data: " + as_json(body) + b"\n\n"

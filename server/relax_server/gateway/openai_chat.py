@@ -13,8 +13,10 @@ from relax_sdk.config import SamplingParams
 from relax_sdk.errors import ConfigError, RelaxError
 from relax_sdk.media import MediaKey, MediaRef
 from relax_sdk.messages import AssistantMessage, Message, Text
+from relax_sdk.storable import check_storable
 from relax_sdk.trajectory import Turn
 from relax_server.gateway.errors import bad
+from relax_server.json_form import json_text
 from relax_server.rollout.calls import Answer
 
 if TYPE_CHECKING:
@@ -80,10 +82,10 @@ def read_chat(body: Any, base: SamplingParams, media: Mapping[MediaKey, MediaRef
         raise bad("messages must be a list of at least one message", "messages")
     for name, fine in REFUSED.items():
         if body.get(name) not in fine:
-            raise bad(f"{name} = {json.dumps(body[name])[:80]} is not supported; leave it out", name, "unsupported")
+            raise bad(f"{name} = {json_text(body[name])[:80]} is not supported; leave it out", name, "unsupported")
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none"):
-        raise bad(f"tool_choice = {json.dumps(choice)[:80]}: only auto and none are supported", "tool_choice", "unsupported")
+        raise bad(f"tool_choice = {json_text(choice)[:80]}: only auto and none are supported", "tool_choice", "unsupported")
     tools = read_tools(body.get("tools")) if choice != "none" else []
     return ChatCall(
         messages=[read_message(m, i, media) for i, m in enumerate(messages)],
@@ -121,11 +123,13 @@ def read_tools(raw: Any) -> list[dict[str, Any]] | None:
 
     Raises:
         ApiError: not a list of functions.
+        UnstorableError: nested too deeply.
     """
     if raw is None:
         return None
     if not isinstance(raw, list):
         raise bad("tools must be a list", "tools")
+    check_storable(raw, "tools")
     for i, tool in enumerate(raw):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):

@@ -20,6 +20,7 @@ from relax_server.gateway.model_route import GrowingAnswer, ModelRoute, data
 from relax_server.gateway.openai_chat import ModelCall, control_delta, extra, read_flag, read_message, read_sampling, read_tools
 from relax_server.gateway.played import PlayedSession
 from relax_server.gateway.wire import json_response
+from relax_server.json_form import json_text
 from relax_server.rollout.calls import Answer
 
 REFUSED = {
@@ -51,12 +52,10 @@ class ResponsesRoute(ModelRoute):
             raise bad("the body must be a JSON object")
         for name, fine in REFUSED.items():
             if body.get(name) not in fine:
-                raise bad(f"{name} = {json.dumps(body[name])[:80]} is not supported; leave it out", name, "unsupported")
+                raise bad(f"{name} = {json_text(body[name])[:80]} is not supported; leave it out", name, "unsupported")
         choice = body.get("tool_choice")
         if choice not in (None, "auto", "none"):
-            raise bad(
-                f"tool_choice = {json.dumps(choice)[:80]}: only auto and none are supported", "tool_choice", "unsupported"
-            )
+            raise bad(f"tool_choice = {json_text(choice)[:80]}: only auto and none are supported", "tool_choice", "unsupported")
         before: list[Message] = []
         previous = body.get("previous_response_id")
         if previous is not None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import hmac
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ from relax_server.models.processor import Processor
 from relax_server.rollout.calls import Answer, CallOptions
 from relax_server.rollout.session import EpisodeSession
 from relax_server.rollout.threads import CallThreads
+
+MOST_REWARDS = 256
+"""Rewards of one session that come from outside."""
 
 
 class Surroundings(Protocol):
@@ -119,11 +123,16 @@ class PlayedSession(ABC):
         """Add a component to the reward, or replace one that was set before; returns what the agent is told.
 
         Raises:
-            ApiError: the name is the environment's, or the session is over.
+            ApiError: the name is the environment's, there are too many or too large ones, or the session is over.
         """
         self.require_open()
         if body.name == "env":
             raise bad("a reward's name must be another than 'env', which is what the environment gives", "name")
+        rewards = self.session.extra_rewards | {body.name: body.value}
+        if len(rewards) > MOST_REWARDS:
+            raise bad(f"a session has at most {MOST_REWARDS} rewards from outside; replace one of them", "name")
+        if not math.isfinite(sum(rewards.values())):
+            raise bad("the rewards of the session add up to more than a float holds", "value")
         self.session.extra_rewards[body.name] = body.value
         return {"name": body.name, "value": body.value}
 
@@ -156,7 +165,7 @@ class PlayedSession(ABC):
         except asyncio.CancelledError:
             if self._interrupted is None or task.uncancel():
                 raise
-            raise over(self, self._interrupted) from None
+            raise over(self.id, self._interrupted) from None
         finally:
             self._at_work.discard(task)
             self.calls -= 1
@@ -169,9 +178,9 @@ class PlayedSession(ABC):
             task.cancel()
 
 
-def over(session: PlayedSession, how: str) -> ApiError:
+def over(id: str, how: str) -> ApiError:
     """A request to a session that has ended."""
-    return ApiError(400, f"session {session.id} is over ({how}); open a new one", "episode_over")
+    return ApiError(400, f"session {id} is over ({how}); open a new one", "episode_over")
 
 
 __all__ = ["PlayedSession", "Surroundings", "over"]

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from relax_sdk.messages import MEDIA_SCHEME, Message
 from relax_server.gateway.errors import ApiError, bad
+from relax_server.json_form import as_json
 
 _MARK = MEDIA_SCHEME.encode()
 
@@ -53,8 +54,8 @@ async def read_json(request: Request, limit: int) -> tuple[Any, int, bool]:
 
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """JSON, by orjson."""
-    return Response(orjson.dumps(body), status, headers, "application/json")
+    """JSON, whatever was stored."""
+    return Response(as_json(body), status, headers, "application/json")
 
 
 def error_response(error: ApiError) -> Response:
@@ -71,4 +72,4 @@ def on_wire(messages: Sequence[Message], form: str) -> list[dict[str, Any]]:
 
 def plain(value: Any) -> Any:
     """JSON data with what an environment may have put into `info` made plain, and NaN as null."""
-    return orjson.Fragment(orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS))
+    return orjson.Fragment(as_json(value))

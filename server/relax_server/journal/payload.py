@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 import zlib
 
-from relax_sdk.errors import JournalError
+from relax_sdk.errors import JournalError, UnstorableError
+from relax_sdk.storable import check_storable
 from relax_sdk.trajectory import Group, decode_group, encode_group
 
 _HEADER = struct.Struct("<BI")
@@ -23,12 +24,30 @@ eight turns (each prompt repeats the history) and routed experts shrink to 0.37.
 
 
 def pack(group: Group) -> bytes:
-    """A group as bytes."""
-    body, codec = encode_group(group), _RAW
+    """A group as bytes.
+
+    Raises:
+        UnstorableError: it holds a value that has no form as bytes.
+    """
+    try:
+        body, codec = encode_group(group), _RAW
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise _unstorable(group, error) from error
     start = body[:PROBE_BYTES]
     if len(zlib.compress(start, 1)) <= WORTH * len(start):
         body, codec = zlib.compress(body, 1), _ZLIB
     return _HEADER.pack(codec, zlib.crc32(body)) + body
+
+
+def _unstorable(group: Group, error: Exception) -> UnstorableError:
+    """The error that names the value which could not be encoded, where it is in a field that others than Relax Gym fill."""
+    for t in group.trajectories:
+        for name in ("info", "messages", "rewards", "error"):
+            try:
+                check_storable(getattr(t, name), name)
+            except UnstorableError as found:
+                return UnstorableError(f"trajectory {t.id!r} cannot be stored: {found}", found.field)
+    return UnstorableError(f"group {group.id!r} cannot be stored ({type(error).__name__}: {error})")
 
 
 def unpack(data: bytes, group_id: str) -> Group:

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from relax_sdk.errors import JournalError
+from relax_server.json_form import json_text
 
 _BEGIN = "relax_begin"
 WRITE = {_BEGIN: "write"}
@@ -38,6 +39,7 @@ def connect(url: str, busy_timeout: float) -> Engine:
             max_overflow=60,
             pool_timeout=max(busy_timeout, 1.0),
             pool_pre_ping=True,
+            json_serializer=json_text,
             connect_args={"connect_timeout": CONNECT_SECONDS},
         )
     except ModuleNotFoundError as error:

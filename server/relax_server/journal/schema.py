@@ -14,10 +14,11 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
-    String,
     Table,
     UniqueConstraint,
 )
+
+from relax_server.journal.columns import Name, Note
 
 HEAD = "0007"
 """The newest revision in `migrations/versions`."""
@@ -48,7 +49,7 @@ _sequence = BigInteger().with_variant(Integer, "sqlite")  # only INTEGER counts 
 runs = Table(
     "runs",
     metadata,
-    Column("id", String, primary_key=True),
+    Column("id", Name, primary_key=True),
     Column("created_at", Double, nullable=False),
 )
 
@@ -56,20 +57,20 @@ groups = Table(
     "groups",
     metadata,
     Column("seq", _sequence, primary_key=True, autoincrement=True),  # the order of commits, whatever the clock says
-    Column("id", String, nullable=False, unique=True),
-    Column("run", String, ForeignKey("runs.id"), nullable=False),
-    Column("split", String, nullable=False),
-    Column("env", String, nullable=False),
+    Column("id", Name, nullable=False, unique=True),
+    Column("run", Name, ForeignKey("runs.id"), nullable=False),
+    Column("split", Name, nullable=False),
+    Column("env", Name, nullable=False),
     Column("task_index", BigInteger, nullable=False),
-    Column("state", String, nullable=False),
+    Column("state", Name, nullable=False),
     Column("version_min", BigInteger, nullable=False),
     Column("version_max", BigInteger, nullable=False),
-    Column("consumer", String),  # who leased it last
-    Column("session", String),  # which opening of the journal it was leased through
+    Column("consumer", Name),  # who leased it last
+    Column("session", Name),  # which opening of the journal it was leased through
     Column("lease_expires", Double),  # Unix seconds
     Column("lease_ttl", Double),  # seconds
     Column("checkpoint", BigInteger),  # the one that contains it, once acked
-    Column("failure", String),  # why it was set aside
+    Column("failure", Note),  # why it was set aside
     Column("created_at", Double, nullable=False),
     Index(None, "run", "state", "seq"),
     Index(None, "run", "state", "version_min"),
@@ -88,20 +89,20 @@ trajectories = Table(
     "trajectories",
     metadata,
     Column("seq", _sequence, primary_key=True, autoincrement=True),
-    Column("id", String, nullable=False, unique=True),
-    Column("group_id", String, ForeignKey("groups.id"), nullable=False),
-    Column("run", String, nullable=False),
-    Column("split", String, nullable=False),
-    Column("env", String, nullable=False),
+    Column("id", Name, nullable=False, unique=True),
+    Column("group_id", Name, ForeignKey("groups.id"), nullable=False),
+    Column("run", Name, nullable=False),
+    Column("split", Name, nullable=False),
+    Column("env", Name, nullable=False),
     Column("task_index", BigInteger, nullable=False),
-    Column("status", String, nullable=False),
+    Column("status", Name, nullable=False),
     Column("reward", Double, nullable=False),
     Column("rewards", JSON, nullable=False),
     Column("version_min", BigInteger),
     Column("version_max", BigInteger),
     Column("n_tokens", BigInteger, nullable=False),  # of responses
     Column("created_at", Double, nullable=False),
-    Column("owner", String),  # id of the key that it was made for; none: of a training run
+    Column("owner", Name),  # id of the key that it was made for; none: of a training run
     Index(None, "run", "split", "seq"),
     Index(None, "group_id"),
     sqlite_autoincrement=True,
@@ -110,20 +111,20 @@ trajectories = Table(
 state = Table(
     "state",
     metadata,
-    Column("run", String, ForeignKey("runs.id"), primary_key=True),
-    Column("key", String, primary_key=True),
+    Column("run", Name, ForeignKey("runs.id"), primary_key=True),
+    Column("key", Name, primary_key=True),
     Column("value", JSON),
 )
 
 claims = Table(  # which program carries a run out; see claims.py
     "claims",
     metadata,
-    Column("run", String, ForeignKey("runs.id"), primary_key=True),
+    Column("run", Name, ForeignKey("runs.id"), primary_key=True),
     Column("beat", BigInteger, nullable=False),
-    Column("holder_id", String, nullable=False),
+    Column("holder_id", Name, nullable=False),
     Column("holder_pid", BigInteger, nullable=False),
-    Column("holder_host", String, nullable=False),
-    Column("holder_machine", String, nullable=False),
+    Column("holder_host", Name, nullable=False),
+    Column("holder_machine", Name, nullable=False),
     Column("holder_born", BigInteger, nullable=False),  # clock ticks since the boot
     Column("holder_since", Double, nullable=False),  # Unix seconds
 )
@@ -133,9 +134,9 @@ claims = Table(  # which program carries a run out; see claims.py
 keys = Table(
     "keys",
     metadata,
-    Column("id", String, primary_key=True),
-    Column("hash", String, nullable=False, unique=True),  # SHA-256 of the key, which is random and long
-    Column("name", String, nullable=False),
+    Column("id", Name, primary_key=True),
+    Column("hash", Name, nullable=False, unique=True),  # SHA-256 of the key, which is random and long
+    Column("name", Name, nullable=False),
     Column("rights", JSON, nullable=False),
     Column("episodes", BigInteger, nullable=False),  # at once
     Column("tokens_per_minute", BigInteger, nullable=False),
@@ -147,17 +148,17 @@ keys = Table(
 rollouts = Table(
     "rollouts",
     metadata,
-    Column("id", String, primary_key=True),
-    Column("key", String, nullable=False),  # whose it is
-    Column("idempotency_key", String),
+    Column("id", Name, primary_key=True),
+    Column("key", Name, nullable=False),  # whose it is
+    Column("idempotency_key", Name),
     Column("request", JSON, nullable=False),
-    Column("state", String, nullable=False),
+    Column("state", Name, nullable=False),
     Column("counts", JSON, nullable=False),
-    Column("error", String),
+    Column("error", Note),
     Column("created_at", Double, nullable=False),
     Column("ended_at", Double),
-    Column("server", String),  # that plays it
-    Column("model", String),  # that it is played with
+    Column("server", Name),  # that plays it
+    Column("model", Name),  # that it is played with
     Column("held_until", Double),  # Unix seconds; then another server may take it
     UniqueConstraint("key", "idempotency_key"),
     Index(None, "state"),
@@ -167,8 +168,8 @@ events = Table(
     "events",
     metadata,
     Column("seq", _sequence, primary_key=True, autoincrement=True),
-    Column("topic", String, nullable=False),
-    Column("kind", String, nullable=False),
+    Column("topic", Name, nullable=False),
+    Column("kind", Name, nullable=False),
     Column("data", JSON, nullable=False),
     Column("created_at", Double, nullable=False),
     Index(None, "topic", "seq"),
@@ -178,8 +179,8 @@ events = Table(
 envs = Table(
     "envs",
     metadata,
-    Column("id", String, primary_key=True),
-    Column("key", String, nullable=False),  # whose it is
+    Column("id", Name, primary_key=True),
+    Column("key", Name, nullable=False),  # whose it is
     Column("source", LargeBinary, nullable=False),  # where its code comes from; see api/environments/source.py
     Column("description", LargeBinary, nullable=False),  # what it is without its code
     Column("created_at", Double, nullable=False),
@@ -188,14 +189,14 @@ envs = Table(
 trainings = Table(
     "trainings",
     metadata,
-    Column("id", String, primary_key=True),
-    Column("key", String, nullable=False),  # whose it is
-    Column("idempotency_key", String),
+    Column("id", Name, primary_key=True),
+    Column("key", Name, nullable=False),  # whose it is
+    Column("idempotency_key", Name),
     Column("request", JSON, nullable=False),
-    Column("state", String, nullable=False),
+    Column("state", Name, nullable=False),
     Column("step", BigInteger, nullable=False),  # the last one that is done
-    Column("error", String),
-    Column("server", String, nullable=False),  # folder and machine that carry it out
+    Column("error", Note),
+    Column("server", Name, nullable=False),  # folder and machine that carry it out
     Column("created_at", Double, nullable=False),
     Column("ended_at", Double),
     UniqueConstraint("key", "idempotency_key"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -15,12 +14,14 @@ from typing import Any
 from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from relax_sdk.errors import ConfigError, JournalError, TokenError
+from relax_sdk.errors import ConfigError, JournalError, UnstorableError
 from relax_sdk.run_lock import Holder
-from relax_sdk.trajectory import Group, Trajectory, token_versions
+from relax_sdk.storable import check_storable
+from relax_sdk.trajectory import Group, Trajectory
 from relax_server.journal import claims, leases, migrate, postgres, sqlite
 from relax_server.journal.base import JournalCounts, Lease, LeaseResult, TrajectoryRow
 from relax_server.journal.claims import RunClaim
+from relax_server.journal.flaws import check_group, flaw
 from relax_server.journal.payload import pack, unpack
 from relax_server.journal.schema import GroupState, groups, payloads, runs, state, trajectories
 
@@ -83,7 +84,7 @@ class SqlJournal:
     def commit_many(self, groups: Sequence[Group], run: str, split: str = TRAIN, owner: str | None = None) -> list[bool]:
         """See `Journal.commit_many`."""
         for group in groups:
-            _check(group, split)
+            check_group(group, trained=split == TRAIN)
         payloads, now = [pack(group) for group in groups], self._clock()
         with self.writing("commit " + ", ".join(f"group {group.id!r}" for group in groups[:3])) as connection:
             self._add_run(connection, run, now)
@@ -151,9 +152,9 @@ class SqlJournal:
             JournalError: the value is not JSON.
         """
         try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise JournalError(f"state {key!r} of run {run!r} must be JSON: {error}") from error
+            check_storable(value, "it")
+        except UnstorableError as error:
+            raise UnstorableError(f"state {key!r} of run {run!r} must be JSON: {error}") from error
         with self.writing(f"keep state {key!r}") as connection:
             self._add_run(connection, run, self._clock())
             place = (state.c.run == run) & (state.c.key == key)
@@ -286,8 +287,10 @@ class SqlJournal:
             raise JournalError(f"cannot {doing}: journal {self.name} is closed; open it again")
         try:
             yield
+        except (UnicodeError, OverflowError) as error:  # of a driver that cannot pass a value on
+            raise UnstorableError(f"cannot {doing}: {error}") from error
         except SQLAlchemyError as error:
-            raise self._database.explain(error, doing, self.name, self._busy_timeout) from error
+            raise flaw(error, doing) or self._database.explain(error, doing, self.name, self._busy_timeout) from error
 
 
 def _rows_of(connection: Connection, group_ids: Sequence[str]) -> Sequence[Any]:
@@ -298,12 +301,12 @@ def _insert(connection: Connection, group: Group, payload: bytes, run: str, spli
     """Write the rows of one group; False when they are there already.
 
     Raises:
-        JournalError: its id is taken in another run or split, or a trajectory's id is taken.
+        UnstorableError: its id is taken in another run or split, or a trajectory's id is taken.
     """
     found = connection.execute(select(groups.c.run, groups.c.split).where(groups.c.id == group.id)).first()
     if found is not None:
         if tuple(found) != (run, split):
-            raise JournalError(
+            raise UnstorableError(
                 f"group id {group.id!r} is taken: run {found.run!r}, split {found.split!r} committed it; "
                 f"give groups of run {run!r}, split {split!r} other ids"
             )
@@ -323,29 +326,6 @@ def _insert(connection: Connection, group: Group, payload: bytes, run: str, spli
 def _outlived(connection: Connection) -> AbstractContextManager[Any]:
     """A statement whose failure leaves the transaction usable: PostgreSQL needs a savepoint for that."""
     return connection.begin_nested() if connection.dialect.name == "postgresql" else nullcontext()
-
-
-def _check(group: Group, split: str) -> None:
-    """Refuse what could be stored but not be read, counted or trained on.
-
-    Raises:
-        JournalError: a trajectory of another group, a reward that is not finite, or tokens of a train group without
-            logprobs or versions.
-    """
-    for t in group.trajectories:
-        where = f"trajectory {t.id!r} of group {group.id!r}"
-        if t.group_id != group.id:
-            raise JournalError(f"{where} says that it belongs to group {t.group_id!r}")
-        if bad := [name for name, value in (("reward", t.reward), *t.rewards.items()) if not math.isfinite(value)]:
-            raise JournalError(f"{where}: {', '.join(bad)} must be finite")
-        for index, turn in enumerate(t.turns if split == TRAIN else ()):
-            tokens, logprobs = len(turn.response_ids), len(turn.response_logprobs)
-            if logprobs != tokens:
-                raise JournalError(f"{where}, turn {index}: {logprobs} logprobs for {tokens} response tokens")
-            try:
-                token_versions(turn)
-            except TokenError as error:
-                raise JournalError(f"{where}, turn {index}: {error}") from error
 
 
 def _group_row(group: Group, run: str, split: str, now: float) -> dict[str, Any]:
@@ -384,14 +364,14 @@ def _trajectory_row(t: Trajectory, group: Group, run: str, split: str, owner: st
     }
 
 
-def _reused(connection: Connection, group: Group) -> JournalError:
+def _reused(connection: Connection, group: Group) -> UnstorableError:
     """The error that names which trajectory id of `group` was there before; asked inside the transaction that failed on it."""
     ids = [t.id for t in group.trajectories]
     query = select(trajectories.c.id, trajectories.c.group_id).where(trajectories.c.id.in_(ids))
     for row in connection.execute(query.where(trajectories.c.group_id != group.id)):
-        return JournalError(
+        return UnstorableError(
             f"trajectory id {row.id!r} of group {group.id!r} is taken: group {row.group_id!r} committed it; "
             "trajectory ids are unique in a journal"
         )
     twice = next(id for id in ids if ids.count(id) > 1)
-    return JournalError(f"trajectory id {twice!r} occurs {ids.count(twice)} times in group {group.id!r}")
+    return UnstorableError(f"trajectory id {twice!r} occurs {ids.count(twice)} times in group {group.id!r}")

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from relax_sdk.errors import JournalError
 from relax_sdk.retrying import growing_pauses
+from relax_server.json_form import json_text
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.1
 """Seconds before a file that another process is opening is asked for again: the first, and the longest."""
@@ -32,7 +33,7 @@ def connect(path: Path | str, busy_timeout: float) -> Engine:
         busy_timeout: seconds to wait for another writer.
     """
     url = URL.create("sqlite", database=str(path))
-    engine = create_engine(url, pool_size=4, max_overflow=60, pool_timeout=max(busy_timeout, 1.0))
+    engine = create_engine(url, pool_size=4, max_overflow=60, pool_timeout=max(busy_timeout, 1.0), json_serializer=json_text)
 
     @event.listens_for(engine, "connect")
     def configure(connection: sqlite3.Connection, record: Any) -> None:

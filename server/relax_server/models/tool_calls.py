@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from relax_sdk.errors import EnvError
 from relax_sdk.messages import ControlToken, ToolCall
 
 OPEN = "<tool_call>"
@@ -74,7 +75,7 @@ def _read(block: str, tools: Sequence[Mapping[str, Any]], id: str) -> ToolCall:
         arguments = {name: ast.literal_eval(value) for name, value in zip(names, call.args, strict=False)}
         arguments |= {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
         return ToolCall(id, call.func.id, _json(arguments))
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, EnvError) as error:
         return ToolCall(id, "", {}, error=f"the tool call {block[:80]!r} cannot be read ({error})")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from relax_sdk.errors import EpisodeTimeout, JournalError
 from relax_sdk.trajectory import Group
+from relax_server.journal.apart import write_apart
 from relax_server.journal.base import Journal
 from relax_server.rollout.threads import CallThreads
 
@@ -23,7 +24,7 @@ class Committer:
     """Commits groups, in the order they come.
 
     A group is durable when `commit` returns. Groups of one place that come while others are being written are written together
-    next, by one `Journal.commit_many`; if that fails, none of them is written.
+    next, by one `Journal.commit_many`. One that cannot be stored fails alone.
 
     Args:
         journal: to write to.
@@ -50,7 +51,8 @@ class Committer:
             False when it was there already.
 
         Raises:
-            JournalError: it could not be written.
+            UnstorableError: it cannot be stored, however often it is tried.
+            JournalError: it could not be written; it may be all the same, if the database was slow: committing it again tells.
         """
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((group, (run or self.run, split, owner), done))
@@ -70,26 +72,29 @@ class Committer:
                 place = self._waiting[0][1]
                 batch = [item for item in self._waiting if item[1] == place]
                 self._waiting = [item for item in self._waiting if item[1] != place]
-                await self._write_batch([group for group, _, _ in batch], place, [done for _, _, done in batch])
+                await self._write_batch(batch, place)
         finally:
             self._writer = None
 
-    async def _write_batch(self, groups: list[Group], place: _Place, waiters: Sequence[asyncio.Future[bool]]) -> None:
+    async def _write_batch(self, batch: list[_Waiting], place: _Place) -> None:
+        groups = [group for group, _, _ in batch]
+        results: Sequence[bool | Exception]
         try:
-            results: list[bool | Exception] = await self._threads.call(self._commit, groups, place, limit=COMMIT_TIMEOUT)
+            results = await self._threads.call(self._commit, groups, place, limit=COMMIT_TIMEOUT)
         except EpisodeTimeout as error:
             late = JournalError(f"the journal did not take {len(groups)} groups within {COMMIT_TIMEOUT:g} s")
             late.__cause__ = error
-            results = [late] * len(groups)
+            batch, self._waiting = batch + self._waiting, []  # those that wait for the same journal have waited long enough
+            results = [late] * len(batch)
         except Exception as error:
-            results = [error] * len(groups)
-        for result, done in zip(results, waiters, strict=True):
+            results = [error] * len(batch)
+        for result, (_, _, done) in zip(results, batch, strict=True):
             if done.done():
                 continue
-            if isinstance(result, BaseException):
+            if isinstance(result, Exception):
                 done.set_exception(result)
             else:
                 done.set_result(result)
 
-    def _commit(self, groups: list[Group], place: _Place) -> list[bool]:
-        return self.journal.commit_many(groups, *place)
+    def _commit(self, groups: list[Group], place: _Place) -> list[bool | Exception]:
+        return write_apart(lambda part: self.journal.commit_many(part, *place), groups)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
 
-from relax_sdk.errors import EngineAborted, EpisodeError, EpisodeOver, EpisodeTimeout, RelaxError
+from relax_sdk.errors import EngineAborted, EpisodeError, EpisodeOver, EpisodeTimeout, RelaxError, RewardError
 from relax_sdk.rewards import score, scores_groups
+from relax_sdk.storable import storable_text
 from relax_sdk.trajectory import Status, Trajectory
 from relax_sdk.validation import plain_data
 from relax_server.log_ids import add_ids
@@ -145,13 +147,16 @@ class Episode:
             trajectory.timings["score"] = time.monotonic() - started
         trajectory.rewards |= self.session.extra_rewards
         trajectory.reward += sum(self.session.extra_rewards.values())
+        if not math.isfinite(trajectory.reward):
+            raise RewardError(f"{self.session.where('score')}: the rewards add up to {trajectory.reward}")
         trajectory.timings["total"] = time.monotonic() - (self._started or started)
 
     # -------------------------------------------------------------------------------------------------------- ending
 
-    def _trajectory(self, status: Status, error: RelaxError | None) -> Trajectory:
+    def _trajectory(self, status: Status, error: RelaxError | None, bare: bool = False) -> Trajectory:
+        """What is kept of the episode; without messages and info if `bare`."""
         session, task, now = self.session, self.task, time.monotonic()
-        self.error = error
+        self.error, outcome = error, session.outcome
         started = self._started if self._started is not None else now
         return Trajectory(
             id=task.id,
@@ -164,11 +169,11 @@ class Episode:
             seed=task.seed,
             status=status,
             turns=list(session.turns),
-            messages=[message.to_openai() for message in session.messages],
-            error=str(error) if error is not None else None,
+            messages=[] if bare else [message.to_openai() for message in session.messages],
+            error=storable_text(str(error)) if error is not None else None,
             attempts=task.attempt,
             timings={"queued": started - self._created, **session.timings, "total": now - started},
-            info=(plain_data(session.outcome.info) if session.outcome is not None else {}) | session.extra_info,
+            info={} if bare else (plain_data(outcome.info) if outcome is not None else {}) | session.extra_info,
         )
 
     def _finish(self, trajectory: Trajectory) -> None:
@@ -186,8 +191,14 @@ class Episode:
         if self._timer is not None:
             self._timer.cancel()
         self._release()
-        if not self.result.done():
+        if self.result.done():
+            return
+        error = None if task.cancelled() else task.exception()
+        if error is None:
             self._finish(self._trajectory(Status.CANCELLED, self._stopped()))
+        else:  # what was said, or the info, cannot be put down
+            named = named_error(self.session.where("episode"), error, EpisodeError)
+            self._finish(self._trajectory(Status.FAILED, named, bare=True))
 
     def _late(self) -> None:
         """The time limit may have passed: end the episode, and if it does not heed that, leave it behind."""

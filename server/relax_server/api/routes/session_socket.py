@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import orjson
@@ -10,19 +11,23 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from relax_sdk.errors import RelaxError
+from relax_sdk.storable import check_storable
 from relax_server.api.auth import caller, session_of, watched
 from relax_server.api.core import ServiceCore
 from relax_server.api.key_watch import REASON_LENGTH, UNAUTHORISED, hang_up
 from relax_server.api.keys import Key
 from relax_server.api.opening import open_session
 from relax_server.api.schemas import SessionBody
-from relax_server.api.sessions import ExternalSession, SessionHub
+from relax_server.api.sessions import AnySession, ExternalSession, SessionHub, still_open
 from relax_server.gateway import openai_chat
 from relax_server.gateway.bodies import RewardBody, StepBody, checked
-from relax_server.gateway.errors import as_api_error, bad
+from relax_server.gateway.errors import ApiError, as_api_error, bad
 from relax_server.gateway.media import known_media
 from relax_server.gateway.step import take_step
+from relax_server.json_form import as_json
 from relax_server.rollout.calls import CallOptions
+
+logger = logging.getLogger(__name__)
 
 AT_ONCE = 64
 """Requests of one connection that are worked on together; more wait unread."""
@@ -77,9 +82,7 @@ class _Connection:
         key: that may open one.
     """
 
-    def __init__(
-        self, around: SessionSocket, socket: WebSocket, session: ExternalSession | None, key: Key | None = None
-    ) -> None:
+    def __init__(self, around: SessionSocket, socket: WebSocket, session: AnySession | None, key: Key | None = None) -> None:
         self.core, self.hub, self.socket, self.key = around.core, around.hub, socket, key
         self._session = session
         self._opening = False
@@ -92,7 +95,7 @@ class _Connection:
         async def work(raw: str | bytes) -> None:
             try:
                 answer = await self._answer(raw)
-                await self.socket.send_bytes(orjson.dumps(answer, default=str, option=orjson.OPT_SERIALIZE_NUMPY))
+                await self.socket.send_bytes(as_json(answer))
             except (WebSocketDisconnect, RuntimeError):
                 return  # nobody is there any more
             finally:
@@ -130,10 +133,16 @@ class _Connection:
                 raise bad(f"the message is not JSON: {error}", code="invalid_json") from error
             if not isinstance(body, dict):
                 raise bad("the message must be a JSON object")
-            id = body.pop("id", None)
+            named = body.pop("id", None)
+            check_storable(named, "id")
+            id = named
             return {"id": id, "result": await self._carry_out(body.pop("op", None), body)}
         except RelaxError as error:
             return {"id": id} | as_api_error(error).body
+        except Exception as error:  # else nobody would ever answer
+            logger.exception("a message of a session failed")
+            message = f"the service failed: {type(error).__name__}; see its log"
+            return {"id": id} | ApiError(500, message, "internal_error").body
 
     async def _carry_out(self, op: Any, body: dict[str, Any]) -> Any:
         match op:
@@ -146,16 +155,17 @@ class _Connection:
             case "reward":
                 return self.session.reward(checked(RewardBody, body))
             case "finish":
-                return await self.session.finish()
+                return await self._finish()
             case "cancel":
-                self.session.cancel()
+                if isinstance(self._known, ExternalSession):
+                    self._known.cancel()
                 return {}
             case other:
                 raise bad(f"op = {other!r}; allowed: open, generate, step, reward, finish, cancel", "op")
 
     @property
-    def session(self) -> ExternalSession:
-        """The one that is played.
+    def _known(self) -> AnySession:
+        """The one that is played, or was.
 
         Raises:
             ApiError: there is none yet.
@@ -164,10 +174,27 @@ class _Connection:
             raise bad("no session yet; send op = open, and wait for its answer", "op", "no_session")
         return self._session
 
+    @property
+    def session(self) -> ExternalSession:
+        """The one that is played.
+
+        Raises:
+            ApiError: there is none yet, or it is over.
+        """
+        return still_open(self._known)
+
+    async def _finish(self) -> dict[str, Any]:
+        """End the session; of one that is durable only the outcome is kept here, too."""
+        session = self._known
+        outcome = await session.finish()
+        if session is self._session:
+            self._session = self.hub.get(session.id)
+        return outcome
+
     async def _open(self, body: dict[str, Any]) -> Any:
         if self.key is None:
             raise bad("this connection belongs to one session; open others over /v1/sessions/ws", "op")
-        if self._opening or (self._session is not None and not self._session.over):
+        if self._opening or (isinstance(self._session, ExternalSession) and not self._session.over):
             raise bad("this connection has an open session; finish or cancel it first", "op", "session_open")
         wanted = checked(SessionBody, body)
         url = self.socket.base_url

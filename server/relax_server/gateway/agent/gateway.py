@@ -65,7 +65,7 @@ class AgentSession(PlayedSession):
 
     def require_open(self) -> None:
         if self.gone or self.ended.is_set():
-            raise over(self, "its agent has ended" if self.gone else "it is being scored")
+            raise over(self.id, "its agent has ended" if self.gone else "it is being scored")
 
     async def finish(self) -> dict[str, Any]:
         """Let the episode be scored; that happens when the agent's process has ended, so its reward is not known yet."""
