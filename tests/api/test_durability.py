@@ -71,9 +71,14 @@ def stored(service: InsideService, run: str = "sessions") -> list[str]:
 
 
 async def kinds(service: InsideService, topic: str) -> Counter[str]:
-    """How many events of each kind a topic has."""
-    await service.core.events.flush()
-    return Counter(event.kind for event in await service.core.events.after(topic, 0))
+    """How many events of each kind a topic has, once it is finished."""
+    async with asyncio.timeout(30):
+        while True:
+            await service.core.events.flush()
+            found = Counter(event.kind for event in await service.core.events.after(topic, 0))
+            if found["finished"]:
+                return found
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("error", [JournalError, RuntimeError])
