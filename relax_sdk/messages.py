@@ -9,12 +9,10 @@ from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from relax_sdk.errors import EnvError, MediaError, UnstorableError
 from relax_sdk.media import PARTS, Audio, Image, Media, MediaKey, MediaRef, Video, from_ref
+from relax_sdk.media_places import MEDIA_SCHEME, read_data_uri
 from relax_sdk.storable import check_storable, flaw_of_text, storable_text
 
 Role = Literal["system", "user", "assistant", "tool"]
-
-MEDIA_SCHEME = "relax-media:"
-"""Logged messages name media as `relax-media:<sha256>`; the bytes are in the run's media folder."""
 
 
 @dataclass(frozen=True)
@@ -106,17 +104,20 @@ class Message:
         return message
 
     @staticmethod
-    def from_openai(message: Mapping[str, Any], media: Mapping[MediaKey, MediaRef] | None = None) -> Message:
+    def from_openai(
+        message: Mapping[str, Any], media: Mapping[MediaKey, MediaRef] | None = None, inline: bool = True
+    ) -> Message:
         """Read an OpenAI chat dictionary.
 
         Args:
             message: the dictionary; media as data URIs, base64 `input_audio`, or `relax-media:` URLs found in `media`.
             media: references by the kind of the part that names them, and sha256.
+            inline: whether media may come inside the message; a service, which has them decoded elsewhere, says no.
 
         Raises:
             EnvError: not a chat message; arguments of a tool call that are not JSON are the model's mistake and become
                 `ToolCall.error`.
-            MediaError: a remote URL (never fetched), unknown reference or damaged data.
+            MediaError: a remote URL (never fetched), unknown reference, damaged data, or data where `inline` forbids them.
         """
         role = message.get("role")
         if role not in ("system", "user", "assistant", "tool"):
@@ -126,7 +127,7 @@ class Message:
             content = ({"type": "text", "text": content},)
         if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
             raise EnvError(f"a message's content must be a string or a list of parts, got {content!r:.80}")
-        parts = tuple(_part_from_openai(part, media or {}) for part in content)
+        parts = tuple(_part_from_openai(part, media or {}, inline) for part in content)
         calls = tuple(_call_from_openai(call) for call in message.get("tool_calls") or ())
         id = _call_id(message.get("tool_call_id"))
         if role != "assistant":
@@ -237,23 +238,6 @@ def as_messages(observation: Any, role: Role = "user") -> list[Message]:
     return messages
 
 
-def media_names(items: Any) -> set[MediaKey]:
-    """The stored media that a conversation names, each as the kind that it stands for: messages, or items of the Responses
-    API."""
-    found: set[MediaKey] = set()
-    for item in items if isinstance(items, list) else ():
-        if not isinstance(item, dict):
-            continue
-        for content in (item.get("content"), item.get("output")):
-            for part in content if isinstance(content, list) else ():
-                for kind, cls in PARTS.items() if isinstance(part, dict) else ():
-                    value = part.get(f"{kind}_url")
-                    url = value.get("url") if isinstance(value, dict) else value
-                    if isinstance(url, str) and url.startswith(MEDIA_SCHEME):
-                        found.add((cls.kind, url[len(MEDIA_SCHEME) :]))
-    return found
-
-
 def _part_to_openai(part: Part, url: MediaForm) -> dict[str, Any]:
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}
@@ -261,19 +245,21 @@ def _part_to_openai(part: Part, url: MediaForm) -> dict[str, Any]:
     return {"type": key, key: {"url": url(part)}}
 
 
-def _part_from_openai(part: Mapping[str, Any], media: Mapping[MediaKey, MediaRef]) -> Part:
+def _part_from_openai(part: Mapping[str, Any], media: Mapping[MediaKey, MediaRef], inline: bool) -> Part:
     kind = part.get("type")
     try:
         if kind == "text":
             return Text(_string(part["text"]))
         if kind == "input_audio":
-            return Audio.from_bytes(_base64(_string(part["input_audio"]["data"])))
-        if kind not in ("image_url", "audio_url", "video_url"):
+            sound = _string(part["input_audio"]["data"])
+            url = sound if sound.startswith(MEDIA_SCHEME) else f"data:audio/*;base64,{sound}"
+        elif kind not in ("image_url", "audio_url", "video_url"):
             raise EnvError(f"a part's type must be text, image_url, audio_url, video_url or input_audio, got {kind!r}")
-        url = _string(part[kind]["url"] if isinstance(part[kind], Mapping) else part[kind])
+        else:
+            url = _string(part[kind]["url"] if isinstance(part[kind], Mapping) else part[kind])
     except (LookupError, TypeError) as error:
         raise EnvError(f"a part of type {kind!r} is incomplete: {dict(part)!r:.120}") from error
-    cls = PARTS[kind.removesuffix("_url")]
+    cls = PARTS[kind.removesuffix("_url").removeprefix("input_")]
     if url.startswith(MEDIA_SCHEME):
         ref = media.get((cls.kind, url[len(MEDIA_SCHEME) :]))
         if ref is None:
@@ -282,10 +268,9 @@ def _part_from_openai(part: Mapping[str, Any], media: Mapping[MediaKey, MediaRef
             raise MediaError(f"{url}: is {ref.mime}, but stands in an {kind}")
         return from_ref(ref)  # type: ignore[return-value]
     if url.startswith("data:"):
-        form, comma, data = url.partition(",")
-        if not comma or not form.endswith(";base64"):
-            raise MediaError(f"{url[:40]}: a data URI must read data:<mime>;base64,<data>")
-        return cls.from_bytes(_base64(data))  # type: ignore[return-value]
+        if not inline:
+            raise MediaError(f"{url[:40]}: media cannot come inside this message; name stored ones: {MEDIA_SCHEME}<sha256>")
+        return cls.from_bytes(read_data_uri(url))  # type: ignore[return-value]
     raise MediaError(f"{url[:80]}: remote media are not fetched; send the bytes as a data URI")
 
 
@@ -330,13 +315,3 @@ def _string(value: Any) -> str:
     if (what := flaw_of_text(value)) is not None:
         raise EnvError(f"a message's field {what}")
     return value
-
-
-def _base64(text: str) -> bytes:
-    import base64
-    import binascii
-
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise MediaError(f"media data are not valid base64 ({error})") from error

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from relax_sdk.errors import EnvError, MediaError, RelaxError
 from relax_sdk.media import PARTS, Audio, Image, MediaKey, MediaRef, Video
-from relax_sdk.messages import MEDIA_SCHEME, AssistantMessage, Message, Text, ToolCall, as_messages
+from relax_sdk.media_places import MEDIA_SCHEME
+from relax_sdk.messages import AssistantMessage, Message, Text, ToolCall, as_messages
 
 PICTURE = Image.from_array(np.zeros((4, 4, 3), np.uint8))
 SOUND = Audio.from_array(np.zeros(1600, np.float32))

@@ -11,7 +11,8 @@ from PIL import Image as PILImage
 
 from relax_sdk.errors import MediaError
 from relax_sdk.media import Audio, Image, MediaKey, MediaRef, MediaStore, Video, decode_image
-from relax_sdk.messages import Message, media_names
+from relax_sdk.media_places import media_names
+from relax_sdk.messages import Message
 
 BLACK, WHITE = (0, 0, 0), (255, 255, 255)
 

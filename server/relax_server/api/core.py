@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,7 @@ from relax_server.api.freeform import FREE
 from relax_server.api.identity import Identity
 from relax_server.api.key_watch import KeyWatch
 from relax_server.api.keys import KNOWN_SECONDS, Key, KeyRing
+from relax_server.api.media.decoders import MediaDecoders
 from relax_server.api.metrics import Metrics
 from relax_server.api.pausing import Gate, GatedSlots
 from relax_server.api.private import private_folder
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 ENV_THREADS, MEDIA_THREADS, DATABASE_THREADS = 512, 4, 4
 DATABASE_LIMIT = 60.0
 """Seconds that the database may take for one call."""
+
+MEDIA_LIMIT = 120.0
+"""Seconds to hash or to write one media item."""
 
 T = TypeVar("T")
 
@@ -85,10 +90,16 @@ class ServiceCore:
         self.media_threads = CallThreads("media", MEDIA_THREADS)
         self.database = CallThreads("database", DATABASE_THREADS)
         self.watch = KeyWatch(self.keys, self.ask, self.wants_keys)
+        self.media_slots = FairSlots(MEDIA_THREADS)
+        """Whose media the threads decode for episodes: a key has half of them at most."""
+        self.decoders = MediaDecoders(config.decoder_limits)
+        """Where media are decoded that came over the network."""
         self.events = EventLog(journal, self.database)
         logs = config.folder / "logs"
         sandbox = Sandbox(config.folder, config.trust_uploads)
-        self.envs = EnvHub(journal, self.store, self.database, self.media_threads, logs, config.worker_limits, sandbox)
+        self.envs = EnvHub(
+            journal, self.store, self.database, self.media_threads, logs, config.worker_limits, sandbox, self.take_media
+        )
         self.slots = FairSlots(config.concurrency)
         self.turn = asyncio.Lock()
         """See `RolloutContext.turn`."""
@@ -150,13 +161,14 @@ class ServiceCore:
         if missing:
             takes = ", ".join(sorted(self.processor.modalities)) or "text only"
             raise ConfigError(f"{spec.id} shows {', '.join(sorted(missing))}, but the model takes {takes}")
+        intake = self.intake.share(self.media_slots.of(key.id, MEDIA_THREADS // 2))
         return RolloutContext(
             run=run,
             spec=spec,
             env_class=env_class,
             config=config,
             agent=agent or default_agent(env_class),
-            policies=EnginePolicies(self.renderer, self.intake, self.pool, gate, routes),  # type: ignore[arg-type]
+            policies=EnginePolicies(self.renderer, intake, self.pool, gate, routes),  # type: ignore[arg-type]
             threads=self.threads,
             slots=GatedSlots(self.slots.of(key.id, key.episodes), Gate(gate, self.admission)),  # type: ignore[arg-type]
             observes=spec is not FREE,
@@ -191,6 +203,26 @@ class ServiceCore:
             if known is not None:
                 self._refs[kind, sha256] = known
         return known
+
+    async def take_media(self, kind: Kind, data: bytes, owner: str) -> MediaRef:
+        """Have an item that came over the network decoded by a process that may die of it, and store it.
+
+        Args:
+            kind: what it is to be.
+            data: encoded.
+            owner: id of the key that it came with.
+
+        Raises:
+            MediaError: refused, or the store cannot be written.
+            ApiError: too many of this key wait already.
+        """
+        digest = await self.media_threads.call(hashlib.sha256, data, limit=MEDIA_LIMIT)
+        ref = await self.media_ref(digest.hexdigest(), kind)
+        if ref is None or ref.kind != kind:
+            ref = await self.decoders.check(kind, data, owner)
+            await self.media_threads.call(self.store.write, ref, data, limit=MEDIA_LIMIT)
+            self._refs[kind, ref.sha256] = ref
+        return ref
 
     async def wants_keys(self) -> bool:
         """Whether callers must show a key: from the first one on, also if it was made while the service runs, and for ever."""
@@ -239,6 +271,7 @@ class ServiceCore:
         await self.pool.close()
         for threads in (self.threads, self.media_threads, self.database):
             threads.close()
+        self.decoders.close()
         self.journal.close()
         self.identity.close()
 

@@ -96,6 +96,7 @@ class ExternalSession(PlayedSession):
         context = core.context(opening.run, core.spec(opening.env), core.rollout_config(opening.limits), key, self._play)
         self.episode = Episode(context, task)
         super().__init__(id, secret, self.episode.session, opening.sampling, opening.train)
+        self.owner = key.id
         self.observation: list[Message] = []
         """The first one."""
         self.tools: Sequence[dict[str, Any]] = ()

@@ -12,6 +12,7 @@ from relax_sdk.errors import ConfigError
 from relax_server.api.door.limits import DoorLimits
 from relax_server.api.environments.limits import WorkerLimits
 from relax_server.api.logs import FORMATS, LEVELS, LogFormat, LogLevel
+from relax_server.api.media.limits import DecoderLimits
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class ServiceConfig:
     """Limits of the worker of each environment that is registered."""
     trust_uploads: bool = False
     """Run code from outside without the sandbox: whoever may upload may then do all that the service may."""
+    decoder_limits: DecoderLimits = field(default_factory=DecoderLimits)
+    """Limits of the processes that media are decoded in."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder).absolute())

@@ -128,8 +128,8 @@ class ModelRoute(ABC):
         try:
             session = await self.find(request)
             session.require_open()
-            body, size, named = await read_json(request, self.around.max_body)
-            media = await known_media(self.around, body.get(self.field)) if isinstance(body, dict) and named else {}
+            body, size, held = await read_json(request, self.around.max_body)
+            media = await known_media(self.around, session, body.get(self.field)) if isinstance(body, dict) and held else {}
             base = session.sampling
             if size > LARGE:
                 call = await self.around.media_threads.call(self.read, body, base, media, session, limit=PARSE_LIMIT)

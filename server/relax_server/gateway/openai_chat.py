@@ -110,7 +110,7 @@ def read_message(raw: Any, index: int, media: Mapping[MediaKey, MediaRef]) -> Me
     if raw.get("role") == "developer":
         raw = {**raw, "role": "system"}
     try:
-        return Message.from_openai(raw, media)
+        return Message.from_openai(raw, media, inline=False)
     except RelaxError as error:
         raise bad(f"messages[{index}]: {error}", f"messages[{index}]", "invalid_message") from error
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:

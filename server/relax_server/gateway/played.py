@@ -40,6 +40,19 @@ class Surroundings(Protocol):
         """The reference of a stored item, as `MediaStore.find` gives it; None: not here."""
         ...
 
+    async def take_media(self, kind: Kind, data: bytes, owner: str) -> MediaRef:
+        """Check an item and store it.
+
+        Args:
+            kind: what it is to be.
+            data: encoded.
+            owner: id of the key that it came with.
+
+        Raises:
+            MediaError: refused.
+        """
+        ...
+
 
 class PlayedSession(ABC):
     """One episode that is played over HTTP.
@@ -60,6 +73,8 @@ class PlayedSession(ABC):
         """Conversations by the id of the response that ended them."""
         self.media_form = "reference"
         """How observations name media."""
+        self.owner = ""
+        """Id of the key that the session's work is counted for; empty where there are none."""
         self.ended = asyncio.Event()
         """The agent has said that it is done."""
         self.calls = 0

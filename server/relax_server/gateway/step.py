@@ -25,7 +25,7 @@ async def take_step(around: Surroundings, session: PlayedSession, body: StepBody
         ApiError: not an assistant message, or the session is over.
         EpisodeError: the environment failed.
     """
-    refs = await known_media(around, [body.action])
+    refs = await known_media(around, session, [body.action])
     action = read_message({"role": "assistant", **body.action}, 0, refs)
     if not isinstance(action, AssistantMessage):
         raise bad("an action must be an assistant message", "action.role")

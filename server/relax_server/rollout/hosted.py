@@ -33,8 +33,9 @@ from relax_sdk.hosting.protocol import (
     ScoreGroup,
     Shown,
 )
-from relax_sdk.media import PARTS, MediaKey, MediaRef, MediaStore
-from relax_sdk.messages import AssistantMessage, Message, media_names
+from relax_sdk.media import PARTS, Kind, MediaKey, MediaRef, MediaStore
+from relax_sdk.media_places import media_names
+from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.registry import EnvSpec
 from relax_sdk.rewards import finite
 from relax_sdk.tasks import EndlessRows
@@ -48,6 +49,7 @@ MEDIA_SECONDS = 120.0
 """Seconds in which one item is to be stored or found."""
 
 T = TypeVar("T")
+TakeMedia = Callable[[Kind, bytes], Awaitable[MediaRef]]
 InThread = Callable[..., Awaitable[Any]]
 """`await in_thread(function, *arguments, limit=seconds)`."""
 
@@ -59,10 +61,12 @@ class HostLink(ABC):
         env: name of the environment.
         store: media go here.
         in_thread: calls what waits for the disk.
+        take: checks and stores an item; None: it is decoded here, as whoever hosts the environment is trusted with that.
     """
 
-    def __init__(self, env: str, store: MediaStore, in_thread: InThread) -> None:
+    def __init__(self, env: str, store: MediaStore, in_thread: InThread, take: TakeMedia | None = None) -> None:
         self.env, self.store, self._in_thread = env, store, in_thread
+        self._take = take or self._put
         self._ids = itertools.count(1)
         self._pending: dict[int, tuple[Ask, asyncio.Future[Any]]] = {}
         self._unanswered: set[int] = set()
@@ -134,7 +138,7 @@ class HostLink(ABC):
             EnvError, MediaError: not messages, or they name media that never came.
         """
         refs = {key: ref for key in media_names(raw) if (ref := await self._ref(key)) is not None}
-        return [Message.from_openai(message, refs) for message in raw]
+        return [Message.from_openai(message, refs, inline=False) for message in raw]
 
     @property
     def waiting(self) -> int:
@@ -152,8 +156,7 @@ class HostLink(ABC):
             for kind, data in reply.media:
                 if kind not in PARTS:
                     raise MediaError(f"the host sent a {kind!r}; there are {', '.join(PARTS)}")
-                ref = await self._on_disk(self._put, kind, data)
-                self._remember(ref)
+                self._remember(await self._take(PARTS[kind].kind, data))
         except RelaxError as error:
             self._fail(reply.id, error)
             return
@@ -168,8 +171,8 @@ class HostLink(ABC):
             why = f"not done within {MEDIA_SECONDS:.0f} s" if isinstance(error, TimeoutError) else str(error)
             raise MediaError(f"the media of environment {self.env!r} in {self.store.root}: {why}") from error
 
-    def _put(self, kind: str, data: bytes) -> MediaRef:
-        return self.store.put(PARTS[kind].from_bytes(data))
+    async def _put(self, kind: Kind, data: bytes) -> MediaRef:
+        return await self._on_disk(lambda: self.store.put(PARTS[kind].from_bytes(data)))
 
     def _remember(self, ref: MediaRef) -> None:
         self._refs[ref.key] = ref
@@ -261,7 +264,7 @@ class HostedEnv(Env):
 
     async def _example(self, seed: int) -> AssistantMessage:
         raw = await self.link.ask(functools.partial(Example, episode=self._episode, seed=seed))
-        action = Message.from_openai(_convert(raw, dict[str, Any]))
+        action = Message.from_openai(_convert(raw, dict[str, Any]), inline=False)
         if not isinstance(action, AssistantMessage):
             raise EnvError(f"format_example must give an assistant's message, got one of role {action.role}")
         return action

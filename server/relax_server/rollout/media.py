@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -35,6 +36,23 @@ class PreparedMedia:
     """What expansion needs, without the tensor; None where the model does not take this kind."""
 
 
+class Slots(Protocol):
+    """Places for those whose turn it is."""
+
+    async def acquire(self) -> None:
+        """Wait for a place."""
+
+    def release(self) -> None:
+        """Give it back."""
+
+
+@dataclass
+class _Items:
+    known: OrderedDict[MediaKey, PreparedMedia] = field(default_factory=OrderedDict)
+    coming: dict[MediaKey, asyncio.Future[PreparedMedia]] = field(default_factory=dict)
+    decoded: int = 0
+
+
 class MediaIntake:
     """Takes media into the store, each content once however many episodes show it.
 
@@ -50,10 +68,23 @@ class MediaIntake:
         self.processor = processor
         self.threads = threads
         self.limit = limit
-        self.decoded = 0
+        self._slots: Slots | None = None
+        self._items = _Items()
+
+    @property
+    def decoded(self) -> int:
         """Items decoded so far."""
-        self._known: OrderedDict[MediaKey, PreparedMedia] = OrderedDict()
-        self._coming: dict[MediaKey, asyncio.Future[PreparedMedia]] = {}
+        return self._items.decoded
+
+    def share(self, slots: Slots) -> MediaIntake:
+        """The same intake, for one of several who share its threads.
+
+        Args:
+            slots: places in the threads; each item that is decoded for this one takes a place.
+        """
+        shared = copy.copy(self)
+        shared._slots = slots
+        return shared
 
     async def take(self, media: Iterable[Media]) -> list[PreparedMedia]:
         """Store and verify items; the same content asked for at the same time is decoded once.
@@ -67,23 +98,37 @@ class MediaIntake:
 
     def _start(self, media: Media) -> PreparedMedia | asyncio.Future[PreparedMedia]:
         key = media.ref.key
-        known = self._known.get(key)
+        items = self._items
+        known = items.known.get(key)
         if known is not None:
-            self._known.move_to_end(key)
+            items.known.move_to_end(key)
             return known
-        if key not in self._coming:
-            coming = self._coming[key] = self.threads.submit(self._prepare, media, limit=self.limit).future
+        if key not in items.coming:
+            coming = items.coming[key] = self._begin(media)
             coming.add_done_callback(lambda future: self._arrived(key, future))
-        return self._coming[key]
+        return items.coming[key]
+
+    def _begin(self, media: Media) -> asyncio.Future[PreparedMedia]:
+        if self._slots is None:
+            return self.threads.submit(self._prepare, media, limit=self.limit).future
+        return asyncio.get_running_loop().create_task(self._in_turn(self._slots, media))
+
+    async def _in_turn(self, slots: Slots, media: Media) -> PreparedMedia:
+        await slots.acquire()
+        try:
+            return await self.threads.call(self._prepare, media, limit=self.limit)
+        finally:
+            slots.release()
 
     def _arrived(self, key: MediaKey, future: asyncio.Future[PreparedMedia]) -> None:
-        del self._coming[key]
+        items = self._items
+        del items.coming[key]
         if future.cancelled() or future.exception() is not None:
             return
-        self.decoded += 1
-        self._known[key] = future.result()
-        if len(self._known) > CACHE_ITEMS:
-            self._known.popitem(last=False)
+        items.decoded += 1
+        items.known[key] = future.result()
+        if len(items.known) > CACHE_ITEMS:
+            items.known.popitem(last=False)
 
     def _prepare(self, media: Media) -> PreparedMedia:
         ref = self.store.put(media)

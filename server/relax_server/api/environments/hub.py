@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from sqlalchemy import delete, insert, select
 
 from relax_sdk.errors import EnvError, JournalError, RelaxError
 from relax_sdk.hosting.protocol import Description
-from relax_sdk.media import MediaStore
+from relax_sdk.media import Kind, MediaRef, MediaStore
 from relax_sdk.registry import NAME, EnvSpec, get_spec, list_envs
 from relax_server.api.environments.limits import WorkerLimits
 from relax_server.api.environments.sandbox import Sandbox, SandboxUnavailable
@@ -29,7 +30,7 @@ from relax_server.api.keys import Key
 from relax_server.gateway.errors import ApiError, bad, unknown
 from relax_server.journal.schema import envs
 from relax_server.journal.sql import SqlJournal
-from relax_server.rollout.hosted import HostLink, InThread, hosted_spec
+from relax_server.rollout.hosted import HostLink, InThread, TakeMedia, hosted_spec
 from relax_server.rollout.threads import CallThreads
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class EnvHub:
         logs: folder of the workers' logs.
         limits: of every worker.
         sandbox: in which workers run.
+        take: checks and stores an item, given the id of the key that it came with.
     """
 
     def __init__(
@@ -82,10 +84,11 @@ class EnvHub:
         logs: Path,
         limits: WorkerLimits,
         sandbox: Sandbox,
+        take: Callable[[Kind, bytes, str], Awaitable[MediaRef]],
     ) -> None:
         self._journal, self._store, self._database = journal, store, database
         self._in_thread: InThread = threads.call
-        self._logs, self.limits, self._sandbox = logs, limits, sandbox
+        self._logs, self.limits, self._sandbox, self._take = logs, limits, sandbox, take
         self._entries: dict[str, Entry] = {}
         self._looked: dict[str, float] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -163,7 +166,7 @@ class EnvHub:
             )
         await self._refresh(source.id)
         self._claim(source.id, key)
-        link = self._worker(source)
+        link = self._worker(source, key.id)
         try:
             description = await link.describe()
             spec = hosted_spec(description, link)
@@ -217,7 +220,7 @@ class EnvHub:
         elif entry is not None:
             raise ApiError(409, f"{description.id} is registered here already; choose another id", "name_taken")
         self._claim(description.id, key)
-        link = SocketLink(description, key.id, self._store, self._in_thread)
+        link = SocketLink(description, key.id, self._store, self._in_thread, self._take_for(key.id))
         self._entries[description.id] = Entry(hosted_spec(description, link), link, key.id, "hosted", description)
         self._tell()
         if self._looking is None:
@@ -258,9 +261,12 @@ class EnvHub:
 
     # --------------------------------------------------------------------------------------------------------- parts
 
-    def _worker(self, source: EnvSource) -> WorkerLink:
+    def _worker(self, source: EnvSource, owner: str) -> WorkerLink:
         log = self._logs / f"env-{quote(source.id, safe='')}.log"
-        return WorkerLink(source, self.limits, log, self._store, self._in_thread, self._sandbox)
+        return WorkerLink(source, self.limits, log, self._store, self._in_thread, self._sandbox, self._take_for(owner))
+
+    def _take_for(self, owner: str) -> TakeMedia:
+        return lambda kind, data: self._take(kind, data, owner)
 
     def _claim(self, env: str, key: Key) -> None:
         if _installed(env):
@@ -321,7 +327,7 @@ class EnvHub:
         owner, source, description = found
         if entry is not None and isinstance(entry.link, WorkerLink) and entry.link.source == source:
             return
-        link = self._worker(source)
+        link = self._worker(source, owner)
         await self._replace(Entry(hosted_spec(description, link), link, owner, source.kind, description))
 
     async def load(self) -> None:

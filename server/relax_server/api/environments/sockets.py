@@ -27,7 +27,7 @@ from relax_sdk.hosting.protocol import (
     read_from_service,
 )
 from relax_sdk.media import MediaStore
-from relax_server.rollout.hosted import HostLink, InThread
+from relax_server.rollout.hosted import HostLink, InThread, TakeMedia
 
 GOODBYE = 1000
 """The code with which a WebSocket is closed on purpose."""
@@ -43,10 +43,13 @@ class SocketLink(HostLink):
         owner: id of the key that hosts it.
         store: media go here.
         in_thread: calls what waits for the disk.
+        take: checks and stores an item that the host sends.
     """
 
-    def __init__(self, description: Description, owner: str, store: MediaStore, in_thread: InThread) -> None:
-        super().__init__(description.id, store, in_thread)
+    def __init__(
+        self, description: Description, owner: str, store: MediaStore, in_thread: InThread, take: TakeMedia | None = None
+    ) -> None:
+        super().__init__(description.id, store, in_thread, take)
         self.description, self.owner = description, owner
         self.token = secrets.token_urlsafe(24)
         self.away_since: float | None = None

@@ -22,7 +22,7 @@ from relax_server.api.environments.limits import WorkerLimits, WorkerPlan
 from relax_server.api.environments.sandbox import Sandbox, environment
 from relax_server.api.environments.source import EnvSource
 from relax_server.log_tail import log_tail
-from relax_server.rollout.hosted import HostLink, InThread
+from relax_server.rollout.hosted import HostLink, InThread, TakeMedia
 
 START_SECONDS = 120.0
 """Seconds to import the environment and to describe it."""
@@ -45,12 +45,20 @@ class WorkerLink(HostLink):
         store: media go here.
         in_thread: calls what waits for the disk.
         sandbox: it runs in there.
+        take: checks and stores an item that the worker sends.
     """
 
     def __init__(
-        self, source: EnvSource, limits: WorkerLimits, log: Path, store: MediaStore, in_thread: InThread, sandbox: Sandbox
+        self,
+        source: EnvSource,
+        limits: WorkerLimits,
+        log: Path,
+        store: MediaStore,
+        in_thread: InThread,
+        sandbox: Sandbox,
+        take: TakeMedia | None = None,
     ) -> None:
-        super().__init__(source.id, store, in_thread)
+        super().__init__(source.id, store, in_thread, take)
         self.source, self.limits, self.log, self.sandbox = source, limits, log, sandbox
         self.ended = 0
         """Workers that have ended by themselves or were killed."""

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Path
 from fastapi.responses import FileResponse, Response
 from starlette.requests import Request
 
-from relax_sdk.media import PARTS, MediaRef
 from relax_server.api.dependencies import Caller, Core
 from relax_server.api.keys import LOCAL
 from relax_server.api.trajectories import whole_trajectory
@@ -17,9 +16,6 @@ from relax_server.gateway.errors import unknown
 from relax_server.gateway.wire import json_response, read_body
 
 router = APIRouter()
-
-MEDIA_LIMIT = 120.0
-"""Seconds to decode and store one item."""
 
 
 @router.get("/v1/trajectories/{id:path}")
@@ -51,8 +47,4 @@ async def media(core: Core, key: Caller, sha256: Annotated[str, Path(pattern="^[
 async def put_media(core: Core, key: Caller, kind: Literal["image", "audio", "video"], request: Request) -> Response:
     """Store a media item, the body as it is; messages can then name it as `relax-media:<sha256>`."""
     data = await read_body(request, core.config.max_body)
-
-    def store() -> MediaRef:
-        return core.store.put(PARTS[kind].from_bytes(data))
-
-    return json_response(asdict(await core.media_threads.call(store, limit=MEDIA_LIMIT)), 201)
+    return json_response(asdict(await core.take_media(kind, data, key.id)), 201)

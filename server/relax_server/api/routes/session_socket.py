@@ -208,7 +208,7 @@ class _Connection:
 
     async def _generate(self, body: dict[str, Any]) -> Any:
         session, processor = self.session, self.core.processor
-        refs = await known_media(self.core, body.get("messages"))
+        refs = await known_media(self.core, session, body.get("messages"))
         call = openai_chat.read_chat(body, session.sampling, refs, session.fixed)
         if call.stream:
             raise bad("a socket does not stream; use the chat route", "stream", "unsupported")

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from relax_sdk.errors import ConfigError, EpisodeError, RelaxError
-from relax_sdk.media import Kind, MediaRef, MediaStore
+from relax_sdk.media import PARTS, Kind, MediaRef, MediaStore
 from relax_sdk.messages import Message
 from relax_server.gateway.agent.processes import TERM_SECONDS, AgentProcess, AgentProcesses, end
 from relax_server.gateway.bodies import Body, RewardBody, StepBody, checked
@@ -201,6 +201,10 @@ class AgentGateway:
 
     async def media_ref(self, sha256: str, kind: Kind | None = None) -> MediaRef | None:
         return await self.media_threads.call(self.store.find, sha256, kind, limit=MEDIA_LIMIT)
+
+    async def take_media(self, kind: Kind, data: bytes, owner: str) -> MediaRef:
+        """The agents are the run's own: what they send is decoded here."""
+        return await self.media_threads.call(lambda: self.store.put(PARTS[kind].from_bytes(data)), limit=MEDIA_LIMIT)
 
     def _route(self, work: Any) -> Any:
         async def answer(request: Request) -> Response:
