@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,5 +114,7 @@ async def going(folder: Path, **settings: Any) -> AsyncIterator[Going]:
     counts = open_journal(RunLayout(run.folder).journal).counts(run.folder.name)
     assert counts.acked == len(heard.steps) * job.config.rollout.groups_per_step and counts.leased == 0
     assert not (run.folder / CONTROL).exists()
+    told = [path for path in run.folder.rglob("*") if path.is_file() and re.search(rb"rle_[\w-]{43}", path.read_bytes())]
+    assert not told, "the token of an engine is nowhere in the run folder"
     mine = [" ".join(command) for process, command in children(recursive=True).items() if process not in others]
     assert not [command for command in mine if str(run.folder) in command or "roles.child" in command]
