@@ -1,22 +1,28 @@
 """What schemathesis is told about the service: keys, a session that is open, and how errors look. It loads this file itself.
 
-`FUZZ_RUN_KEY` and `FUZZ_ADMIN_KEY` are keys of the service; the second one is used for keys only, so that nobody pauses it.
+`FUZZ_RUN_KEY` and `FUZZ_ADMIN_KEY` are keys of the service; the second one is used for keys, and for pausing, after which the
+service goes on at once.
 """
 
 from __future__ import annotations
 
 import os
+import random
 from typing import Any
 
 import requests
 import schemathesis
 
+PAUSING = ("/v1/pause", "/v1/resume")
+_chance = random.Random(1)
 LIMIT = 20.0
 """Seconds."""
 MOST = {"n": 2, "group_size": 2, "max_new_tokens": 4}
 """What a rollout may ask for, so that it is soon over."""
 _session: dict[str, str] = {}
 _rollout: dict[str, str] = {}
+_ended: list[str] = []
+"""A session that has ended, whose events end too."""
 
 
 def renew(url: str) -> None:
@@ -31,10 +37,11 @@ def renew(url: str) -> None:
 @schemathesis.hook
 def before_call(context: Any, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
     path = case.operation.path
-    key = os.environ["FUZZ_ADMIN_KEY" if path.startswith("/v1/keys") else "FUZZ_RUN_KEY"]
+    key = os.environ["FUZZ_ADMIN_KEY" if path.startswith("/v1/keys") or path in PAUSING else "FUZZ_RUN_KEY"]
     case.headers["Authorization"] = f"Bearer {key}"
     if path.endswith("/events"):  # those of something open would not end
-        case.path_parameters["id"] = "unknown"
+        known = _ended[-1] if _ended and "sessions" in path and _chance.random() < 0.5 else "unknown"
+        case.path_parameters["id"] = known
     elif path.startswith("/v1/sessions/{id}"):
         if not _session:
             renew(case.operation.base_url.rstrip("/"))
@@ -56,7 +63,12 @@ def after_call(context: Any, case: schemathesis.Case, response: Any) -> None:
     path = case.operation.path
     ended = response.status_code < 400 and (path.endswith("/finish") or case.method.upper() == "DELETE")
     if path.startswith("/v1/sessions/{id}") and (ended or b'"episode_over"' in response.content):
+        _ended[:] = [_session.get("id", "unknown")]
         _session.clear()
+    if path == "/v1/pause":
+        headers = {"Authorization": f"Bearer {os.environ['FUZZ_ADMIN_KEY']}"}
+        url = case.operation.base_url.rstrip("/")
+        assert requests.post(f"{url}/v1/resume", headers=headers, timeout=LIMIT).status_code == 200
     if path == "/v1/rollouts" and case.method.upper() == "POST" and response.status_code < 300:
         _rollout["id"] = response.json()["id"]
 

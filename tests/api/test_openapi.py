@@ -22,6 +22,8 @@ from service_process import Service, start
 HELLO = [{"role": "user", "content": "hello"}]
 EXAMPLES = 12
 """Random requests for each operation."""
+MANY = 250
+"""The same at night: more than 10,000 requests in all."""
 CHECKS = "not_a_server_error,errors_have_openai_s_shape"
 
 
@@ -38,7 +40,10 @@ def fuzzed(tmp_path: Path, service: Service) -> Iterator[Service]:
     it.stop()
 
 
-def test_whatever_is_sent_is_answered(fuzzed: Service) -> None:
+@pytest.mark.parametrize(
+    ("examples", "seconds"), [(EXAMPLES, 280), pytest.param(MANY, 3000, marks=[pytest.mark.nightly, pytest.mark.timeout(3100)])]
+)
+def test_whatever_is_sent_is_answered(fuzzed: Service, examples: int, seconds: float) -> None:
     with fuzzed.client() as client:
         key = client.post("/v1/keys", json={"name": "anybody", "episodes": 100_000, "tokens_per_minute": 1 << 40}).json()
         published = client.get("/openapi.json")
@@ -48,9 +53,9 @@ def test_whatever_is_sent_is_answered(fuzzed: Service) -> None:
     hooks = Path(__file__).with_name("openapi_hooks.py")
     more = {"FUZZ_RUN_KEY": key["secret"], "FUZZ_ADMIN_KEY": fuzzed.key, "SCHEMATHESIS_HOOKS": str(hooks)}
     command = [sys.executable, "-m", "schemathesis.cli", "run", str(schema), "--url", fuzzed.url, "--checks", CHECKS]
-    command += ["--phases", "examples,coverage,fuzzing", "--max-examples", str(EXAMPLES), "--seed", "1"]
+    command += ["--phases", "examples,coverage,fuzzing", "--max-examples", str(examples), "--seed", "1"]
     command += ["--request-timeout", str(LIMIT), "--continue-on-failure", "--suppress-health-check", "all", "--no-color"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=os.environ | more, cwd=fuzzed.folder)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=os.environ | more, cwd=fuzzed.folder)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
     tested = re.search(r"(\d+) selected / (\d+) total", done.stdout)
     assert tested is not None and int(tested[1]) == int(tested[2]) == operations, done.stdout[-4000:]
