@@ -25,6 +25,7 @@ import orjson
 
 SLOW = 60.0
 """Seconds after which an answer has not come."""
+BODY = b"POST /v1/media/image HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 100\r\n"
 SILENT = 2000
 """Connections that say nothing, or little."""
 
@@ -98,9 +99,11 @@ async def large_json(target: Target) -> None:
 async def silent(target: Target) -> None:
     """Connections that never ask for anything, and others whose headers or bodies do not end."""
     host, port = target.url.removeprefix("http://").split(":")
-    begins = (b"", b"GET / HTTP/1.1\r\nX-A: ", b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+    begins = (b"", b"GET / HTTP/1.1\r\nX-A: ", BODY)
 
     async def hold(begin: bytes) -> None:
+        if begin is BODY:
+            begin += f"Authorization: Bearer {target.key}\r\n\r\nhalf".encode()
         try:
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(begin)

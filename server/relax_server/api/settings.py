@@ -13,6 +13,7 @@ from relax_server.api.door.limits import DoorLimits
 from relax_server.api.environments.limits import WorkerLimits
 from relax_server.api.logs import FORMATS, LEVELS, LogFormat, LogLevel
 from relax_server.api.media.limits import DecoderLimits
+from relax_server.guard import is_loopback
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,7 @@ class ServiceConfig:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     @property
     def exposed(self) -> bool:
