@@ -14,6 +14,7 @@ import pytest
 from relax_server.api.keys import Key, KeyRing
 from relax_server.api.quotas import FairSlots, TokenRates
 from relax_server.api.settings import ServiceConfig
+from relax_server.api.trainings.store import Training, TrainingStore
 from relax_server.gateway.errors import ApiError
 from relax_server.journal.sql import SqlJournal
 from sample_groups import ManualClock, make_group
@@ -145,6 +146,52 @@ def test_episodes_and_tokens_are_limited(locked: Service) -> None:
     agent.chat.completions.create(model="x", messages=HELLO)
     with pytest.raises(openai.RateLimitError, match="3 tokens a minute; try again in"):
         agent.chat.completions.create(model="x", messages=HELLO)
+
+
+def test_the_name_of_a_run_belongs_to_the_key_that_used_it_first(locked: Service) -> None:
+    one, other = make_key(locked), make_key(locked)
+    small = {"sampling": {"max_new_tokens": 1}}
+    with locked.client(one["secret"]) as client:
+        mine = client.post("/v1/sessions", json=small | {"run": f"run-{one['id']}"}).json()
+        rollout = {"env": "tone-v0", "n": 1, "run": f"rollout-{one['id']}"} | small
+        assert client.post("/v1/rollouts", json=rollout).status_code == 202
+        plain = client.post("/v1/sessions", json=small).json()
+    for key in (other["secret"], None):
+        with locked.client(key) as client:
+            for name in (f"run-{one['id']}", f"rollout-{one['id']}", plain["trajectory_id"].partition("/")[0]):
+                answers = [
+                    client.post("/v1/sessions", json={"run": name}),
+                    client.post("/v1/rollouts", json=rollout | {"run": name}),
+                ]
+                for answer in answers:
+                    assert answer.status_code == 409 and answer.json()["error"]["code"] == "run_taken", answer.text
+            theirs = client.post("/v1/sessions", json=small).json()
+            assert theirs["trajectory_id"].partition("/")[0] != plain["trajectory_id"].partition("/")[0]
+    with locked.client(one["secret"]) as client:
+        again = client.post("/v1/sessions", json=small | {"run": f"run-{one['id']}"})
+        assert again.status_code == 201 and mine["trajectory_id"].startswith(f"run-{one['id']}/")
+
+
+def test_training_runs_are_limited(tmp_path: Path) -> None:
+    journal = SqlJournal(tmp_path / "journal.db")
+    _, key = KeyRing(journal).create("few", runs=2)
+    store = TrainingStore(journal, "here")
+
+    def submit(id: str, word: str | None = None, key: Key = key) -> tuple[Training, bool]:
+        row = dict(id=id, key=key.id, idempotency_key=word, step=0, request={"id": id}, state="queued", created_at=1.0)
+        return store.insert(row, key)
+
+    first, second = submit("one", "word")[0], submit("two")[0]
+    for refused in (lambda: submit("three"), lambda: store.require_room(key)):
+        with pytest.raises(ApiError, match="key 'few' has 2 training runs under way already") as caught:
+            refused()
+        assert caught.value.status == 429 and caught.value.headers["Retry-After"]
+    assert submit("again", "word") == (first, False), "repeating a request is no further run"
+    assert submit("other", key=KeyRing(journal).create("other")[1])[1]
+    second.state = "cancelled"
+    store.note(second)
+    assert submit("three")[1]
+    journal.close()
 
 
 def test_a_revoked_key_ends(locked: Service) -> None:

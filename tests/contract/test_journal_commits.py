@@ -32,14 +32,38 @@ def test_committing_a_group_again_changes_nothing(journal: Journal) -> None:
 
 def test_a_trajectory_knows_the_key_that_it_was_made_for(open_again: Open) -> None:
     one, other = open_again(), open_again()
-    one.commit(make_group("mine"), RUN, owner="key_a")
-    one.commit_many([make_group("a"), make_group("b")], RUN, "eval", owner="key_b")
+    one.commit(make_group("mine"), "hers", owner="key_a")
+    one.commit_many([make_group("a"), make_group("b")], "his", "eval", owner="key_b")
     one.commit(make_group("of a run"), RUN)
     assert isinstance(other, SqlJournal)
     for id, owner in (("mine-0", "key_a"), ("mine-1", "key_a"), ("a-0", "key_b"), ("b-1", "key_b"), ("of a run-0", None)):
         found = other.owned_trajectory(id)
         assert found is not None and (found[0].id, found[1]) == (id, owner)
     assert other.owned_trajectory("nothing") is None
+
+
+@pytest.mark.parametrize(("first", "others"), [("key_a", ("key_b", None)), (None, ("key_a",))])
+def test_a_run_belongs_to_who_used_its_name_first(open_again: Open, first: str | None, others: tuple[str | None, ...]) -> None:
+    one, other = open_again(), open_again()
+    one.commit(make_group("g"), RUN, owner=first)
+    for journal in (one, other):
+        for owner in others:
+            with pytest.raises(JournalError, match=r"run 'run-1' belongs to another key or training run; choose another name"):
+                journal.commit(make_group("h"), RUN, owner=owner)
+    assert other.commit(make_group("i"), RUN, owner=first)
+    assert lease(other, 2) == ["g", "i"], "a lease returns what is its owner's, and nothing else"
+
+
+def test_a_name_is_a_key_s_from_its_first_use_on(open_again: Open) -> None:
+    one, other = open_again(), open_again()
+    assert isinstance(one, SqlJournal) and isinstance(other, SqlJournal)
+    assert one.own(RUN, "key_a") and one.own(RUN, "key_a") and other.own(RUN, "key_a")
+    assert not one.own(RUN, "key_b") and not other.own(RUN, "key_b")
+    with pytest.raises(JournalError, match="belongs to another"):
+        other.commit(make_group("g"), RUN)
+    other.put_state("of-a-program", "step", 1)
+    assert not one.own("of-a-program", "key_a"), "nor may a key use the run of a program"
+    assert other.commit(make_group("g"), "of-a-program")
 
 
 def test_a_trajectory_id_belongs_to_one_group(journal: Journal) -> None:

@@ -13,7 +13,7 @@ from relax_server.journal import migrate, migrations, open_journal, schema, sqli
 from relax_server.journal.payload import pack
 from relax_server.journal.sql import SqlJournal
 from sample_groups import make_group
-from sqlalchemy import Engine, MetaData, insert, text
+from sqlalchemy import Engine, MetaData, insert, select, text
 
 from relax_sdk.errors import JournalError
 
@@ -35,7 +35,7 @@ def database(path: Path, revision: str) -> Engine:
 
 def test_the_code_knows_the_newest_revision() -> None:
     assert scripts().get_current_head() == schema.HEAD
-    assert [script.revision for script in scripts().walk_revisions()] == [f"000{n}" for n in range(7, 0, -1)]
+    assert [script.revision for script in scripts().walk_revisions()] == [f"000{n}" for n in range(8, 0, -1)]
 
 
 def test_the_revisions_lead_to_the_tables_of_the_schema(tmp_path: Path) -> None:
@@ -92,13 +92,40 @@ def test_trajectories_of_older_rollouts_find_their_owner(tmp_path: Path) -> None
     journal.close()
 
 
+def test_older_runs_belong_to_their_only_owner(tmp_path: Path) -> None:
+    """One that several keys have used, or none, stays nobody's; a key's quota of training runs is the default."""
+    path = tmp_path / "journal.db"
+    engine = database(path, "0007")
+    old = MetaData()
+    old.reflect(engine)
+    used = {"hers": ["key_a", "key_a"], "shared": ["key_a", "key_b"], "half": ["key_a", None], "program": [None], "empty": []}
+    with engine.connect().execution_options(**sqlite.WRITE) as connection, connection.begin():
+        key = dict(id="key_a", hash="h", name="a", rights=["run"], episodes=1, tokens_per_minute=1, created_at=1.0)
+        connection.execute(insert(old.tables["keys"]).values(key))
+        for run, owners in used.items():
+            connection.execute(insert(old.tables["runs"]).values(id=run, created_at=1.0))
+            for number, owner in enumerate(owners):
+                row = dict(id=f"{run}-{number}", run=run, split="train", env="e", task_index=0, created_at=1.0)
+                connection.execute(insert(old.tables["groups"]).values(row | dict(state="ready", version_min=0, version_max=0)))
+                more = dict(group_id=row["id"], owner=owner, status="completed", reward=0.0, rewards={}, n_tokens=1)
+                connection.execute(insert(old.tables["trajectories"]).values(row | more))
+    engine.dispose()
+    journal = open_journal(path)
+    assert isinstance(journal, SqlJournal)
+    with journal.reading("look") as connection:
+        found = dict(connection.execute(select(schema.runs.c.id, schema.runs.c.owner)).tuples().all())
+        assert connection.scalar(select(schema.keys.c.runs)) == 16
+    assert found == {"hers": "key_a", "shared": None, "half": None, "program": None, "empty": None}
+    journal.close()
+
+
 def test_a_journal_newer_than_the_code_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     engine = database(path, schema.HEAD)
     with engine.connect().execution_options(**sqlite.WRITE) as connection, connection.begin():
         connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
     with pytest.raises(
-        JournalError, match=r"newer version of Relax Gym \(revision 0999, this version knows up to 0007\): upgrade Relax Gym"
+        JournalError, match=r"newer version of Relax Gym \(revision 0999, this version knows up to 0008\): upgrade Relax Gym"
     ):
         open_journal(path)
     with engine.connect() as connection:

@@ -119,6 +119,7 @@ def add_key(
     rights: Annotated[str, typer.Option(help="Rights, with commas: run, upload, admin.")] = "run",
     episodes: Annotated[int, typer.Option(help="At once.")] = 1024,
     tokens_per_minute: Annotated[int, typer.Option(help="Generated ones.")] = 10_000_000,
+    runs: Annotated[int, typer.Option(help="Training runs that are not over.")] = 16,
     days: Annotated[float | None, typer.Option(help="Until it expires; default: never.")] = None,
     folder: Folder = FOLDER,
     journal: Annotated[str | None, typer.Option()] = None,
@@ -126,7 +127,7 @@ def add_key(
     """Make a key; it is shown once."""
     ring = _ring(folder, journal)
     lifetime = days * 86_400 if days is not None else None
-    secret, key = ring.create(name, [r.strip() for r in rights.split(",")], episodes, tokens_per_minute, lifetime)
+    secret, key = ring.create(name, [r.strip() for r in rights.split(",")], episodes, tokens_per_minute, lifetime, runs)
     typer.echo(f"{key.id}  {name}  {', '.join(sorted(key.rights))}", err=True)
     typer.echo(secret)
 
@@ -137,7 +138,7 @@ def list_keys(folder: Folder = FOLDER, journal: Annotated[str | None, typer.Opti
     for row in _ring(folder, journal).list():
         expired = row["expires_at"] is not None and row["expires_at"] < time.time()
         state = "revoked" if row["revoked_at"] else "expired" if expired else "works"
-        limits = f"{row['episodes']} episodes, {row['tokens_per_minute']} tokens/min"
+        limits = f"{row['episodes']} episodes, {row['tokens_per_minute']} tokens/min, {row['runs']} runs"
         typer.echo(f"{row['id']}  {row['name']}  {', '.join(row['rights'])}  {limits}  {state}")
 
 

@@ -29,6 +29,7 @@ from relax_server.api.pausing import Gate, GatedSlots
 from relax_server.api.private import private_folder
 from relax_server.api.quotas import FairSlots, TokenRates
 from relax_server.api.settings import ServiceConfig
+from relax_server.gateway.errors import ApiError
 from relax_server.journal import open_journal
 from relax_server.journal.sql import SqlJournal
 from relax_server.rollout.commits import Committer
@@ -245,6 +246,16 @@ class ServiceCore:
         except EpisodeTimeout as error:
             message = f"the database did not answer within {DATABASE_LIMIT:g} s; what was asked for may be done all the same"
             raise JournalError(message) from error
+
+    async def own_run(self, run: str, key: Key) -> None:
+        """Use the name of a run for a key; it belongs to the key that uses it first.
+
+        Raises:
+            ApiError: it is another's.
+        """
+        if self.journal.known_owner(run) != key.id and not await self.ask(self.journal.own, run, key.id):
+            message = f"run = {run!r}: the name belongs to another key, or to a training run; choose another"
+            raise ApiError(409, message, "run_taken", "run")
 
     async def commit(self, group: Group, run: str, split: str, key: str) -> bool:
         """Make a group durable that was made for a key; False when it was there already.

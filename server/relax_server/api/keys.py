@@ -20,6 +20,8 @@ Right = Literal["run", "upload", "admin"]
 RIGHTS: frozenset[str] = frozenset(get_args(Right))
 """`run` plays episodes; `upload` brings environments as code; `admin` sees and ends what others do."""
 PREFIX = "rlx_"
+RUNS = 16
+"""Training runs that a key may have under way if nothing else is said."""
 KNOWN_SECONDS = 2.0
 """How long a key is believed without asking the database again: a revoked one works that much longer."""
 
@@ -35,6 +37,8 @@ class Key:
     """Episodes at once."""
     tokens_per_minute: int
     """Generated tokens."""
+    runs: int = RUNS
+    """Training runs that are not over."""
     expires_at: float | None = None
     """Unix seconds."""
 
@@ -43,7 +47,7 @@ class Key:
         return right in self.rights or "admin" in self.rights
 
 
-LOCAL = Key("local", "local", frozenset({"run"}), episodes=1 << 31, tokens_per_minute=1 << 53)
+LOCAL = Key("local", "local", frozenset({"run"}), episodes=1 << 31, tokens_per_minute=1 << 53, runs=1 << 31)
 """Anybody on this machine, while no key was ever made, or at a service that was started with `--no-keys`. Bringing code takes a
 key all the same."""
 
@@ -74,6 +78,7 @@ class KeyRing:
         episodes: int = 1024,
         tokens_per_minute: int = 10_000_000,
         lifetime: float | None = None,
+        runs: int = RUNS,
     ) -> tuple[str, Key]:
         """Make a key; the secret is returned here and nowhere else.
 
@@ -83,6 +88,7 @@ class KeyRing:
             episodes: at once.
             tokens_per_minute: generated ones.
             lifetime: seconds until it expires; None: never.
+            runs: training runs that are not over.
 
         Raises:
             ConfigError: an unknown right, or a quota below 1.
@@ -91,14 +97,14 @@ class KeyRing:
         wrong = sorted(set(rights) - RIGHTS)
         if wrong or not rights:
             raise ConfigError(f"key rights {wrong or 'none'}; there are {', '.join(sorted(RIGHTS))}")
-        for what, value in (("episodes", episodes), ("tokens_per_minute", tokens_per_minute)):
+        for what, value in (("episodes", episodes), ("tokens_per_minute", tokens_per_minute), ("runs", runs)):
             if value < 1:
                 raise ConfigError(f"key {what} = {value}; allowed: 1 or more")
         if lifetime is not None and lifetime <= 0:
             raise ConfigError(f"key lifetime = {lifetime}; allowed: above 0 seconds")
         secret, now = PREFIX + secrets.token_urlsafe(32), self._clock()
         row: dict[str, Any] = dict(id=f"key_{secrets.token_hex(6)}", name=name, rights=sorted(rights), episodes=episodes)
-        row |= dict(tokens_per_minute=tokens_per_minute, created_at=now)
+        row |= dict(tokens_per_minute=tokens_per_minute, runs=runs, created_at=now)
         row |= dict(hash=digest(secret), expires_at=now + lifetime if lifetime is not None else None)
         with self._journal.writing("make a key") as connection:
             connection.execute(insert(keys).values(row))
@@ -184,4 +190,4 @@ class KeyRing:
 
 def _key(row: dict[str, Any]) -> Key:
     rights = frozenset(row["rights"])
-    return Key(row["id"], row["name"], rights, row["episodes"], row["tokens_per_minute"], row["expires_at"])
+    return Key(row["id"], row["name"], rights, row["episodes"], row["tokens_per_minute"], row["runs"], row["expires_at"])

@@ -8,7 +8,7 @@ from typing import Any
 from relax_server.api.core import ServiceCore
 from relax_server.api.keys import Key
 from relax_server.api.schemas import SEED_BITS, SessionBody
-from relax_server.api.sessions import ExternalSession, Opening, SessionHub
+from relax_server.api.sessions import ExternalSession, Opening, SessionHub, default_run
 from relax_server.gateway.wire import on_wire
 
 
@@ -33,7 +33,7 @@ async def open_session(
         task_index=wanted.task_index,
         seed=secrets.randbits(SEED_BITS) if wanted.seed is None else wanted.seed,
         seeded=wanted.seed is not None,
-        run=wanted.run,
+        run=wanted.run or default_run(key),
         train=wanted.mode == "train",
         sampling=wanted.sampling.over(core.config.sampling),
         limits=wanted.limits.model_dump(exclude_none=True),

@@ -84,6 +84,8 @@ class RolloutHub:
         if body.split not in splits:
             raise bad(f"{spec.id} has no split {body.split!r}; there are {', '.join(splits)}", "split")
         self._context(body, key, core.gate)  # what cannot be played is refused now
+        if body.run is not None:
+            await core.own_run(body.run, key)
         request = body.model_dump(exclude_none=True)
         indices = _indices(body, splits[body.split])
         row: dict[str, Any] = dict(id=f"r_{secrets.token_hex(8)}", key=key.id, idempotency_key=idempotency_key)

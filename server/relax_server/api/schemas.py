@@ -98,7 +98,13 @@ class SessionBody(Body):
     sample_index: int = Field(
         default=0, ge=0, le=1 << 20, description="Which of several episodes of the task; they differ in sampling only"
     )
-    run: str = Field(default="sessions", min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.:-]+$")
+    run: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        pattern=r"^[A-Za-z0-9_.:-]+$",
+        description="A name in the journal, which belongs to the key that uses it first; default: one of the key's own",
+    )
     mode: Literal["eval", "train"] = "eval"
     sampling: SamplingBody = Field(default_factory=SamplingBody)
     limits: LimitsBody = Field(default_factory=LimitsBody)
@@ -121,7 +127,13 @@ class RolloutBody(Body):
     seed: int | None = Field(
         default=None, ge=0, le=1 << 53, description="What environments and sampling are seeded from; default: a new one"
     )
-    run: str | None = Field(default=None, min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.:-]+$")
+    run: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        pattern=r"^[A-Za-z0-9_.:-]+$",
+        description="A name in the journal, which belongs to the key that uses it first; default: the rollout's id",
+    )
     sampling: SamplingBody = Field(default_factory=SamplingBody)
     limits: LimitsBody = Field(default_factory=LimitsBody)
     on_failure: Literal["retry", "count", "drop"] = "retry"
@@ -177,4 +189,5 @@ class KeyBody(Body):
     rights: list[Literal["run", "upload", "admin"]] = Field(default_factory=lambda: ["run"], min_length=1, max_length=3)
     episodes: int = Field(default=1024, ge=1, le=1 << 31)
     tokens_per_minute: int = Field(default=10_000_000, ge=1, le=1 << 53)
+    runs: int = Field(default=16, ge=1, le=1 << 31, description="Training runs that are not over")
     lifetime: float | None = Field(default=None, gt=0, le=10 * 365 * 86_400, description="Seconds")

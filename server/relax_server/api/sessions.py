@@ -33,7 +33,7 @@ from relax_server.rollout.episode import USABLE, Episode
 from relax_server.rollout.task import EpisodeTask
 
 RUN = "sessions"
-"""The journal's run that sessions belong to if they name none."""
+"""Begins the name of the journal's run that sessions belong to if they name none."""
 DONE_SECONDS = 60.0
 """Seconds without a call after which a session whose environment has ended is finished; until then rewards may come from
 outside."""
@@ -329,6 +329,7 @@ class SessionHub:
         if core.slots.running[key.id] >= key.episodes:
             message = f"key {key.name!r} has {key.episodes} episodes open already; finish some"
             raise ApiError(429, message, "episodes", headers={"Retry-After": "1"})
+        await core.own_run(opening.run, key)
         spec = await core.envs.find(opening.env)
         splits = await core.splits(spec)
         if opening.split not in splits:
@@ -428,3 +429,8 @@ class SessionHub:
         if len(self._ended) > KEPT:
             oldest = self._ended.pop(next(iter(self._ended)))
             self._by_secret.pop(oldest.secret, None)
+
+
+def default_run(key: Key) -> str:
+    """The journal's run of a key's sessions that name none."""
+    return RUN if key is LOCAL else f"{RUN}:{key.id}"

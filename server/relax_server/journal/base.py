@@ -96,14 +96,16 @@ class Journal(Protocol):
             group: finished.
             run: that it belongs to.
             split: of its task.
-            owner: id of the key that it was made for.
+            owner: id of the key that it was made for. A run belongs to the first owner that it was written to for; training
+                programs, which write for none, are one owner.
 
         Returns:
             False when a group of this id is already there: committing again changes nothing.
 
         Raises:
-            JournalError: the group's id is taken in another run or split, a trajectory's id is taken by another group or
-                occurs twice, a reward is not finite, or tokens of a train group have no logprobs or weight versions.
+            JournalError: the run is another owner's, the group's id is taken in another run or split, a trajectory's id is
+                taken by another group or occurs twice, a reward is not finite, or tokens of a train group have no logprobs or
+                weight versions.
         """
         ...
 

@@ -20,7 +20,7 @@ from sqlalchemy import (
 
 from relax_server.journal.columns import Name, Note
 
-HEAD = "0007"
+HEAD = "0008"
 """The newest revision in `migrations/versions`."""
 
 
@@ -51,6 +51,7 @@ runs = Table(
     metadata,
     Column("id", Name, primary_key=True),
     Column("created_at", Double, nullable=False),
+    Column("owner", Name),  # id of the key that used the name first; none: a training program; see owners.py
 )
 
 groups = Table(
@@ -140,6 +141,7 @@ keys = Table(
     Column("rights", JSON, nullable=False),
     Column("episodes", BigInteger, nullable=False),  # at once
     Column("tokens_per_minute", BigInteger, nullable=False),
+    Column("runs", BigInteger, nullable=False, server_default="16"),  # training runs that are not over
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),

@@ -18,7 +18,7 @@ from relax_sdk.errors import ConfigError, JournalError, UnstorableError
 from relax_sdk.run_lock import Holder
 from relax_sdk.storable import check_storable
 from relax_sdk.trajectory import Group, Trajectory
-from relax_server.journal import claims, leases, migrate, postgres, sqlite
+from relax_server.journal import claims, leases, migrate, owners, postgres, sqlite
 from relax_server.journal.base import JournalCounts, Lease, LeaseResult, TrajectoryRow
 from relax_server.journal.claims import RunClaim
 from relax_server.journal.flaws import check_group, flaw
@@ -62,7 +62,8 @@ class SqlJournal:
         """Whether processes on other machines may use it too."""
         self._busy_timeout = busy_timeout
         self._clock, self._claim = clock, claim
-        self._known_runs: set[str] = set()
+        self._owners: dict[str, str | None] = {}
+        """Owners of the runs that were written to."""
         self._writing = threading.Lock()  # threads queue here, fairly, instead of polling SQLite's lock
         self._session = uuid.uuid4().hex
         self._closed = False
@@ -87,11 +88,11 @@ class SqlJournal:
             check_group(group, trained=split == TRAIN)
         payloads, now = [pack(group) for group in groups], self._clock()
         with self.writing("commit " + ", ".join(f"group {group.id!r}" for group in groups[:3])) as connection:
-            self._add_run(connection, run, now)
+            self._require_owner(connection, run, owner, now)
             if self._claim is not None:  # groups that other programs commit do no harm: one of an id stays the first one
                 claims.check(connection, run, self._claim)
             new = [_insert(connection, g, p, run, split, owner, now) for g, p in zip(groups, payloads, strict=True)]
-        self._known_runs.add(run)
+        self._owners[run] = owner
         return new
 
     def lease(self, n: int, run: str, consumer: str, version: int, max_staleness: int, ttl: float) -> LeaseResult:
@@ -160,7 +161,18 @@ class SqlJournal:
             place = (state.c.run == run) & (state.c.key == key)
             if connection.execute(update(state).where(place).values(value=value)).rowcount == 0:
                 connection.execute(insert(state).values(run=run, key=key, value=value))
-        self._known_runs.add(run)
+
+    def known_owner(self, run: str) -> str | None:
+        """Id of the key that a run belongs to, as far as this process has seen; it never blocks."""
+        return self._owners.get(run)
+
+    def own(self, run: str, owner: str) -> bool:
+        """Use a run's name for a key, which makes the run its own if the name is new; False: it is another's."""
+        with self.writing(f"use the name of run {run!r}") as connection:
+            mine = owners.take(connection, run, owner, self._clock())
+        if mine:
+            self._owners[run] = owner
+        return mine
 
     def claim(self, run: str, holder: Holder, instead_of: RunClaim | None = None) -> RunClaim | None:
         """See `Journal.claim`."""
@@ -254,8 +266,13 @@ class SqlJournal:
     # -------------------------------------------------------------------------------------------------- transactions
 
     def _add_run(self, connection: Connection, run: str, now: float) -> None:
-        if run not in self._known_runs and connection.scalar(select(runs.c.id).where(runs.c.id == run)) is None:
+        if run not in self._owners and connection.scalar(select(runs.c.id).where(runs.c.id == run)) is None:
             connection.execute(insert(runs).values(id=run, created_at=now))
+
+    def _require_owner(self, connection: Connection, run: str, owner: str | None, now: float) -> None:
+        known = run in self._owners and self._owners[run] == owner
+        if not known and not owners.take(connection, run, owner, now):
+            raise JournalError(f"run {run!r} belongs to another key or training run; choose another name")
 
     @contextmanager
     def reading(self, doing: str) -> Iterator[Connection]:

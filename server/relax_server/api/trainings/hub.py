@@ -73,7 +73,7 @@ class TrainingHub:
             It, and whether it is new.
 
         Raises:
-            ApiError: unknown environment or model, no right, or the idempotency key was used for something else.
+            ApiError: unknown environment or model, no right, too many runs, or the idempotency key was used for something else.
             ConfigError: settings outside their range.
         """
         core = self.core
@@ -93,7 +93,7 @@ class TrainingHub:
         request = body.model_dump(exclude_none=True)
         row: dict[str, Any] = dict(id=f"t_{secrets.token_hex(8)}", key=key.id, idempotency_key=idempotency_key, step=0)
         row |= dict(request=request, state="queued", created_at=time.time())
-        training, new = await core.ask(self.store.insert, row)
+        training, new = await core.ask(self.store.insert, row, key)
         if not new and training.request != request:
             message = f"Idempotency-Key {idempotency_key!r} was used for another request, run {training.id}"
             raise ApiError(409, message, "idempotency_conflict", "Idempotency-Key")
@@ -153,7 +153,8 @@ class TrainingHub:
         """Go on with a run that failed or was cancelled, from its last checkpoint.
 
         Raises:
-            ApiError: it is not over, or complete, or another server has what it made; or this one is shutting down.
+            ApiError: it is not over, or complete, or another server has what it made; or this one is shutting down; or its key
+                has too many runs, or works no more.
         """
         if self.core.draining:
             raise ApiError(503, "the service is shutting down; try again later", "draining", headers={"Retry-After": "5"})
@@ -163,6 +164,10 @@ class TrainingHub:
             raise ApiError(
                 409, f"run {training.id} is {training.state}; only one that failed or was cancelled goes on", "state"
             )
+        key = await self.core.ask(self.core.keys.by_id, training.key)
+        if key is None:
+            raise ApiError(409, f"the key of run {training.id} was revoked or has expired", "state")
+        await self.core.ask(self.store.require_room, key)
         training.error = training.ended_at = None
         await self._note(training, "queued")
         self._tell(training, "stage", text="queued")

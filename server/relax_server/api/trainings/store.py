@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Connection, func, insert, select, update
 
-from relax_sdk.errors import JournalError
+from relax_server.api.keys import Key
+from relax_server.gateway.errors import ApiError
 from relax_server.journal.schema import trainings
 from relax_server.journal.sql import SqlJournal
 
@@ -55,26 +55,36 @@ class TrainingStore:
     def __init__(self, journal: SqlJournal, server: str) -> None:
         self._journal, self._server = journal, server
 
-    def insert(self, row: dict[str, Any]) -> tuple[Training, bool]:
-        """Add a run, or find the one that the same key submitted under the same idempotency key; and whether it is new."""
-        row = row | {"server": self._server}
-        try:
-            with self._journal.writing("submit a run") as connection:
-                connection.execute(insert(trainings).values(row))
-            return _training(row), True
-        except JournalError as error:
-            if not isinstance(error.__cause__, IntegrityError) or row["idempotency_key"] is None:
-                raise
-        key, word = row["key"], row["idempotency_key"]
-        with self._journal.reading("find a run by its idempotency key") as connection:
-            query = select(trainings).where(trainings.c.key == key, trainings.c.idempotency_key == word)
-            return _training(connection.execute(query).mappings().one()), False
+    def insert(self, row: dict[str, Any], key: Key) -> tuple[Training, bool]:
+        """Add a run, or find the one that the same key submitted under the same idempotency key; and whether it is new.
+
+        Raises:
+            ApiError: 429; the key has as many runs as it may have.
+        """
+        row, word = row | {"server": self._server}, row["idempotency_key"]
+        with self._journal.writing("submit a run") as connection:  # where writers take turns
+            if word is not None:
+                query = select(trainings).where(trainings.c.key == key.id, trainings.c.idempotency_key == word)
+                if (known := connection.execute(query).mappings().first()) is not None:
+                    return _training(known), False
+            _require_room(connection, key)
+            connection.execute(insert(trainings).values(row))
+        return _training(row), True
 
     def unfinished(self) -> Sequence[Training]:
         """Runs of this server that are not over, oldest first."""
         query = select(trainings).where(trainings.c.state.in_(ACTIVE), trainings.c.server == self._server)
         with self._journal.reading("find unfinished runs") as connection:
             return [_training(row) for row in connection.execute(query.order_by(trainings.c.created_at)).mappings()]
+
+    def require_room(self, key: Key) -> None:
+        """Refuse a key that may have no further run.
+
+        Raises:
+            ApiError: 429; it has as many as it may have.
+        """
+        with self._journal.reading("count the runs of a key") as connection:
+            _require_room(connection, key)
 
     def get(self, id: str) -> Training | None:
         """A run, if there is one."""
@@ -95,6 +105,13 @@ class TrainingStore:
         values = {name: getattr(training, name) for name in ("state", "step", "error", "ended_at")}
         with self._journal.writing(f"note the state of run {training.id}") as connection:
             connection.execute(update(trainings).where(trainings.c.id == training.id).values(values))
+
+
+def _require_room(connection: Connection, key: Key) -> None:
+    under_way = select(func.count()).where(trainings.c.key == key.id, trainings.c.state.in_(ACTIVE))
+    if connection.execute(under_way).scalar_one() >= key.runs:
+        message = f"key {key.name!r} has {key.runs} training runs under way already, those that wait included; end one first"
+        raise ApiError(429, message, "runs", headers={"Retry-After": "60"})
 
 
 def _training(row: Any) -> Training:
