@@ -35,6 +35,16 @@ def call(name, *arguments):
     result = libc.syscall(number, *arguments)
     return os.strerror(ctypes.get_errno()) if result < 0 else "done"
 """
+FILL = """
+import os, socket, time
+def fill(one, other):
+    one.setblocking(False)
+    try:
+        while True:
+            one.send(bytes(1 << 16))
+    except BlockingIOError:
+        return one, other
+"""
 REFUSED = "Operation not permitted"
 UNKNOWN = "Function not implemented"
 
@@ -153,6 +163,22 @@ ATTACKS = {
     "memory as many files": Attack(
         "i = 0\nwhile True:\n  open(f'/tmp/{i}', 'w').close()\n  i += 1", "MiB of memory|No space left"
     ),
+    "memory as full sockets": Attack(
+        f"{FILL}\nos.fork(), os.fork()\nheld = [s for _ in range(400) for s in fill(*socket.socketpair())]\ntime.sleep(60)",
+        "MiB of memory",
+    ),
+    "memory as connections": Attack(
+        f"{FILL}\nserver = socket.create_server(('127.0.0.1', 0), backlog=500)\nheld = []\nfor _ in range(250):\n"
+        "  one = socket.create_connection(server.getsockname())\n  held += [*fill(one, server.accept()[0])]\ntime.sleep(60)",
+        "MiB of memory",
+    ),
+    "larger buffers": Attack(
+        "import socket\na, b = socket.socketpair()\nbefore = a.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)\n"
+        "a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)\n"
+        "out = before == a.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)",
+        "True",
+    ),
+    "larger pipes": Attack("import fcntl, os; out = fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)", REFUSED),
     # --------------------------------------------------------------------------------- processes, and what it prints
     "processes without end": Attack(
         "import os, time\nwhile True:\n  try: os.fork()\n  except OSError: time.sleep(0.01)", "processes; allowed"

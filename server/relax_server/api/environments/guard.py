@@ -17,7 +17,6 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,6 +27,7 @@ from relax_server.api.environments.limits import WorkerLimits, WorkerPlan
 from relax_server.api.environments.printed import PrintedLines
 from relax_server.api.environments.sandbox import enclosed, environment
 from relax_server.api.environments.syscalls import filter_pipe
+from relax_server.api.environments.usage import usage_of
 
 POLL = 0.2
 """Seconds between looks."""
@@ -40,21 +40,11 @@ GUARD_NICE, WORKER_NICE = -10, 5
 """The guard must get its turn among hundreds that spin; only root can give it the first."""
 ADDRESS_SPACE = 4
 """Address space, as a multiple of the memory: reserved is not used, but what is asked for at once beyond this is refused."""
-FILE_BYTES = 1024
-"""Memory of the system for each file in `/tmp`, however small."""
 OF_BUBBLEWRAP = 2
 """Its processes: one outside the sandbox, one inside."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass
-class Usage:
-    """What the processes of a worker use together."""
-
-    memory: int = 0
-    cpu: float = 0.0
 
 
 def main() -> None:
@@ -172,7 +162,7 @@ def _watch(child: int, plan: WorkerPlan) -> str:
         if len(processes) > limits.processes + extra:  # before anything that takes time for each of them
             _halt(child, plan.trusted)
             return f"had {len(processes) - extra} processes; allowed: {limits.processes}"
-        usage = _usage(processes, plan.trusted)
+        usage = usage_of(processes, not plan.trusted, limits.network)
         if usage.memory > limits.memory:
             return f"used {usage.memory >> 20} MiB of memory; allowed: {limits.memory >> 20}"
         now = time.monotonic()
@@ -218,38 +208,6 @@ def _ending(code: int) -> str:
     number = -code if code < 0 else code - 128
     known = {one.value: one.name for one in signal.Signals}
     return f"was ended by {known[number]}" if number in known else f"ended with exit code {code}"
-
-
-def _usage(processes: list[psutil.Process], trusted: bool) -> Usage:
-    usage = Usage()
-    for process in processes:
-        with contextlib.suppress(psutil.Error), process.oneshot():
-            usage.memory += _memory(process, shared=len(processes) > 1)
-            times = process.cpu_times()
-            usage.cpu += times.user + times.system
-    if not trusted:
-        usage.memory += _written(processes)
-    return usage
-
-
-def _memory(process: psutil.Process, shared: bool) -> int:
-    """Bytes in memory; of what forked processes share, each has its part."""
-    if shared:
-        with contextlib.suppress(psutil.AccessDenied):
-            return process.memory_full_info().pss
-    return process.memory_info().rss
-
-
-def _written(processes: list[psutil.Process]) -> int:
-    """Bytes in memory of the files in the sandbox's `/tmp`, shared memory among them."""
-    ours = os.stat("/tmp").st_dev
-    for process in reversed(processes):  # bubblewrap's own outer process, the first, sees the machine's
-        place = f"/proc/{process.pid}/root/tmp"
-        with contextlib.suppress(OSError):
-            if os.stat(place).st_dev != ours:
-                room = os.statvfs(place)
-                return (room.f_blocks - room.f_bfree) * room.f_frsize + (room.f_files - room.f_ffree) * FILE_BYTES
-    return 0
 
 
 def _signal_all(number: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
+import socket
 import termios
 
 NEW_ENOUGH = "libseccomp 2.5.2 or newer (Debian, Ubuntu: apt install libseccomp2)"
@@ -149,6 +151,11 @@ def filter_pipe() -> int:
     for family in _FAMILIES:
         rules.refuse("socket", _Argument(0, _MASKED_EQ, _LOW, family))
     rules.refuse("socket", _Argument(0, _GE, _FIRST_FAMILY_ABOVE_NETLINK))
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # answered with success: libraries ask for more and do with less
+        rules.refuse(
+            "setsockopt", _Argument(1, _MASKED_EQ, _LOW, socket.SOL_SOCKET), _Argument(2, _MASKED_EQ, _LOW, option), code=0
+        )
+    rules.refuse("fcntl", _Argument(1, _MASKED_EQ, _LOW, fcntl.F_SETPIPE_SZ))
     rules.refuse("ioctl", _Argument(1, _MASKED_EQ, _LOW, termios.TIOCSTI))  # types into the terminal
     reading, writing = os.pipe()  # which takes 64 KiB; the program has a few
     try:

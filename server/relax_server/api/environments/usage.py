@@ -1,0 +1,86 @@
+"""What the processes of a worker use together, as its guard sees it from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+FILE_BYTES, PIPE_BYTES = 1024, 1 << 16
+"""Memory of the system for each file in `/tmp`, however small, and for each pipe that is full."""
+
+
+@dataclass
+class Usage:
+    """Memory in bytes, and processor seconds."""
+
+    memory: int = 0
+    cpu: float = 0.0
+
+
+def usage_of(processes: list[psutil.Process], sandboxed: bool, network: bool) -> Usage:
+    """What processes use.
+
+    Args:
+        processes: all of one worker.
+        sandboxed: in the sandbox; then what the system holds for them counts, too.
+        network: whether they are in the machine's network, whose connections are not all theirs.
+    """
+    usage = Usage()
+    for process in processes:
+        with contextlib.suppress(psutil.Error), process.oneshot():
+            usage.memory += _memory(process, shared=len(processes) > 1)
+            times = process.cpu_times()
+            usage.cpu += times.user + times.system
+    if sandboxed:
+        usage.memory += _written(processes) + _in_pipes_and_sockets(processes)
+        if not network and processes:
+            usage.memory += _on_the_way(processes[-1].pid)
+    return usage
+
+
+def _memory(process: psutil.Process, shared: bool) -> int:
+    """Bytes in memory; of what forked processes share, each has its part."""
+    if shared:
+        with contextlib.suppress(psutil.AccessDenied):
+            return process.memory_full_info().pss
+    return process.memory_info().rss
+
+
+def _written(processes: list[psutil.Process]) -> int:
+    """Bytes in memory of the files in the sandbox's `/tmp`, shared memory among them."""
+    ours = os.stat("/tmp").st_dev
+    for process in reversed(processes):  # bubblewrap's own outer process, the first, sees the machine's
+        place = f"/proc/{process.pid}/root/tmp"
+        with contextlib.suppress(OSError):
+            if os.stat(place).st_dev != ours:
+                room = os.statvfs(place)
+                return (room.f_blocks - room.f_bfree) * room.f_frsize + (room.f_files - room.f_ffree) * FILE_BYTES
+    return 0
+
+
+def _in_pipes_and_sockets(processes: list[psutil.Process]) -> int:
+    """Bytes that the system holds at most in open pipes and sockets: each counts as full, as nobody tells how full it is."""
+    found: set[str] = set()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder := f"/proc/{process.pid}/fd"):
+                with contextlib.suppress(OSError):
+                    found.add(os.readlink(f"{folder}/{name}"))
+    buffer = 2 * int(Path("/proc/sys/net/core/wmem_default").read_text())  # which the filter lets nobody enlarge
+    each = {"pipe:": PIPE_BYTES, "socket:": buffer}
+    return sum(size for link in found for kind, size in each.items() if link.startswith(kind))
+
+
+def _on_the_way(pid: int) -> int:
+    """Bytes in the TCP connections of a process's network, whose buffers grow by themselves."""
+    total = 0
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+                sent, received = line.split()[4].split(":")
+                total += int(sent, 16) + int(received, 16)
+    return total
