@@ -22,6 +22,7 @@ from relax_server.api.auth import session_called
 from relax_server.api.core import ServiceCore
 from relax_server.api.door.front import in_front
 from relax_server.api.log_rotation import LogRotation
+from relax_server.api.loop_watch import LoopWatch
 from relax_server.api.metrics import ServiceState
 from relax_server.api.openapi import describe
 from relax_server.api.readiness import Readiness
@@ -60,6 +61,8 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        watch = LoopWatch(core.metrics.registry)
+        watch.start()
         await core.envs.load()
         await rolling.resume()
         await training.resume()
@@ -76,6 +79,7 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
         if closing is not None:
             await closing()
         await core.close()
+        watch.stop()
 
     app = FastAPI(title="Relax Gym", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     core.metrics.watch(ServiceState(lambda: _readings(core, hub, rolling)))
@@ -119,6 +123,7 @@ def _readings(core: ServiceCore, hub: SessionHub, rolling: RolloutHub) -> list[t
         ("relax_episodes_waiting", "Episodes that wait for a place.", "", {"": float(core.slots.waiting)}),
         ("relax_sessions_open", "Sessions that are not over.", "", {"": float(hub.open_count)}),
         ("relax_paused", "Whether the service is paused.", "", {"": float(not core.gate.is_set())}),
+        ("relax_requests_reading", "Large requests that wait for a thread.", "", {"": float(core.work.waiting)}),
         ("relax_rollouts_playing", "Rollouts under way.", "", {"": float(rolling.playing)}),
         ("relax_engine_up", "Whether an engine answers.", "engine", {e["url"]: float(e["up"]) for e in engines}),
         ("relax_engine_calls", "Calls in flight.", "engine", {e["url"]: float(e["running"]) for e in engines}),

@@ -34,6 +34,7 @@ from relax_server.journal import open_journal
 from relax_server.journal.sql import SqlJournal
 from relax_server.rollout.commits import Committer
 from relax_server.rollout.context import RolloutContext, default_agent
+from relax_server.rollout.fair_threads import FairThreads
 from relax_server.rollout.media import MediaIntake
 from relax_server.rollout.policy import EnginePolicies
 from relax_server.rollout.pool import EnginePool
@@ -89,6 +90,8 @@ class ServiceCore:
         self.store = MediaStore(config.folder / "media")
         self.threads = CallThreads("environment", ENV_THREADS)
         self.media_threads = CallThreads("media", MEDIA_THREADS)
+        self.work = FairThreads("requests")
+        """Threads for large requests, shared fairly by the keys."""
         self.database = CallThreads("database", DATABASE_THREADS)
         self.watch = KeyWatch(self.keys, self.ask, self.wants_keys)
         self.media_slots = FairSlots(MEDIA_THREADS)
@@ -169,7 +172,9 @@ class ServiceCore:
             env_class=env_class,
             config=config,
             agent=agent or default_agent(env_class),
-            policies=EnginePolicies(self.renderer, intake, self.pool, gate, routes),  # type: ignore[arg-type]
+            policies=EnginePolicies(
+                *(self.renderer, intake, self.pool, gate, routes, self.work.of(key.id))  # type: ignore[arg-type]
+            ),
             threads=self.threads,
             slots=GatedSlots(self.slots.of(key.id, key.episodes), Gate(gate, self.admission)),  # type: ignore[arg-type]
             observes=spec is not FREE,
@@ -280,7 +285,7 @@ class ServiceCore:
         await self.events.close()
         await self._committer.close()
         await self.pool.close()
-        for threads in (self.threads, self.media_threads, self.database):
+        for threads in (self.threads, self.media_threads, self.work, self.database):
             threads.close()
         self.decoders.close()
         self.journal.close()

@@ -95,7 +95,7 @@ class ExternalSession(PlayedSession):
         self.core, self.key, self.opening = core, key, opening
         context = core.context(opening.run, core.spec(opening.env), core.rollout_config(opening.limits), key, self._play)
         self.episode = Episode(context, task)
-        super().__init__(id, secret, self.episode.session, opening.sampling, opening.train)
+        super().__init__(id, secret, self.episode.session, opening.sampling, opening.train, core.work.of(key.id))
         self.owner = key.id
         self.observation: list[Message] = []
         """The first one."""

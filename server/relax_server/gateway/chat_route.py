@@ -42,7 +42,9 @@ class ChatRoute(ModelRoute):
                 yield data(openai_chat.chunk(id, model, {"content": rest}))
             if message.tool_calls:
                 yield data(openai_chat.chunk(id, model, {"tool_calls": openai_chat.tool_deltas(message)}))
-            more = {"logprobs": openai_chat.logprobs(turn, self.around.processor)} if call.logprobs else {}
+            more = {}
+            if call.logprobs:
+                more["logprobs"] = await session.work.call(0, openai_chat.logprobs, turn, self.around.processor)
             last = openai_chat.chunk(id, model, openai_chat.control_delta(message), openai_chat.finish_reason(message), **more)
             yield data(last | openai_chat.extra(turn))
             if call.usage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from relax_sdk.errors import (
     RegistryError,
     RelaxError,
     RewardError,
+    ServiceError,
     StorageError,
     TokenError,
     UnstorableError,
@@ -86,6 +88,8 @@ def as_api_error(error: RelaxError) -> ApiError:
     """What a client is told of an error of ours; where the service keeps its data is for its log alone."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, ServiceError) and error.status:
+        return ApiError(error.status, str(error), error.code, headers={"Retry-After": str(math.ceil(error.retry_after))})
     message, param = str(error), error.field or None if isinstance(error, UnstorableError) else None
     for kind, status, code in _STATUS:
         if isinstance(error, kind):

@@ -17,18 +17,16 @@ from relax_sdk.media import MediaKey, MediaRef
 from relax_sdk.messages import AssistantMessage
 from relax_server.engines.base import Generation
 from relax_server.gateway.errors import as_api_error
-from relax_server.gateway.media import known_media
 from relax_server.gateway.openai_chat import ModelCall, shown
 from relax_server.gateway.played import PlayedSession, Surroundings
+from relax_server.gateway.reading import parse, understand
 from relax_server.gateway.text_stream import TextStream
-from relax_server.gateway.wire import error_response, read_json
+from relax_server.gateway.wire import error_response, read_body
 from relax_server.json_form import as_json
 from relax_server.rollout.calls import Answer, CallOptions
 
-LARGE = 64 << 10
-"""Bytes of a body that is read in a thread: it holds media, whose bytes are hashed."""
-PARSE_LIMIT = 60.0
-"""Seconds for that."""
+LONG_ANSWER = 512
+"""Tokens of an answer; longer ones are written in a thread."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -128,21 +126,20 @@ class ModelRoute(ABC):
         try:
             session = await self.find(request)
             session.require_open()
-            body, size, held = await read_json(request, self.around.max_body)
-            media = await known_media(self.around, session, body.get(self.field)) if isinstance(body, dict) and held else {}
-            base = session.sampling
-            if size > LARGE:
-                call = await self.around.media_threads.call(self.read, body, base, media, session, limit=PARSE_LIMIT)
-            else:
-                call = self.read(body, base, media, session)
+            body = await parse(await read_body(request, self.around.max_body), session.work)
+            call, size = await understand(self.around, session, body, self.field, self.read), body.size
+            del body  # it may be large, and the answer may take long
             id = f"{self.prefix}{session.id}-{next(self._numbers)}"
             if not call.stream:
-                return self.whole(id, call, await self.ask(session, call), session)
+                answer = await self.ask(session, call, size)
+                if len(answer.turn.response_ids) <= LONG_ANSWER:
+                    return self.whole(id, call, answer, session)
+                return await session.work.call(0, self.whole, id, call, answer, session)
             text = TextStream(self.around.processor, call.sampling.stop)
-            answer = GrowingAnswer(text, lambda on_partial: self.ask(session, call, on_partial))
-            await answer.first()  # an error before the first token is answered as such
+            growing = GrowingAnswer(text, lambda on_partial: self.ask(session, call, size, on_partial))
+            await growing.first()  # an error before the first token is answered as such
             return StreamingResponse(
-                self.told(id, call, answer, session), headers=STREAM_HEADERS, media_type="text/event-stream"
+                self.told(id, call, growing, session), headers=STREAM_HEADERS, media_type="text/event-stream"
             )
         except RelaxError as error:
             return error_response(as_api_error(error))
@@ -156,7 +153,7 @@ class ModelRoute(ABC):
             answer.cancel()
 
     async def ask(
-        self, session: PlayedSession, call: ModelCall, on_partial: Callable[[Generation], None] | None = None
+        self, session: PlayedSession, call: ModelCall, size: int, on_partial: Callable[[Generation], None] | None = None
     ) -> Answer:
         """One model call, its answer as the client will see it."""
         processor, stop = self.around.processor, call.sampling.stop
@@ -164,7 +161,7 @@ class ModelRoute(ABC):
         def as_shown(message: AssistantMessage, turn: Any) -> AssistantMessage:
             return shown(message, turn, stop, processor)
 
-        options = CallOptions(call.sampling, call.tools, call.tools_key, on_partial, as_shown)
+        options = CallOptions(call.sampling, call.tools, call.tools_key, on_partial, as_shown, size)
         return await session.generate(call.messages, options)
 
 

@@ -21,6 +21,7 @@ from relax_server.gateway.digest import digest
 from relax_server.gateway.errors import ApiError, bad
 from relax_server.models.processor import Processor
 from relax_server.rollout.calls import Answer, CallOptions
+from relax_server.rollout.fair_threads import KeyThreads
 from relax_server.rollout.session import EpisodeSession
 from relax_server.rollout.threads import CallThreads
 
@@ -63,10 +64,13 @@ class PlayedSession(ABC):
         session: the episode, as an agent sees it.
         sampling: where a request says nothing.
         fixed: temperature, top_p and top_k are those of `sampling` whatever a request says, as in training.
+        work: threads for large requests, shared fairly with other keys.
     """
 
-    def __init__(self, id: str, secret: str, session: EpisodeSession, sampling: SamplingParams, fixed: bool) -> None:
-        self.id, self.session, self.sampling, self.fixed = id, session, sampling, fixed
+    def __init__(
+        self, id: str, secret: str, session: EpisodeSession, sampling: SamplingParams, fixed: bool, work: KeyThreads
+    ) -> None:
+        self.id, self.session, self.sampling, self.fixed, self.work = id, session, sampling, fixed, work
         self.secret = digest(secret)
         """Hashed."""
         self.responses: dict[str, list[Message]] = {}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from relax_sdk.messages import AssistantMessage
+from relax_sdk.config import SamplingParams
+from relax_sdk.media import MediaKey, MediaRef
+from relax_sdk.messages import AssistantMessage, Message
 from relax_server.gateway.bodies import StepBody
 from relax_server.gateway.errors import bad
-from relax_server.gateway.media import known_media
 from relax_server.gateway.openai_chat import read_message
 from relax_server.gateway.played import PlayedSession, Surroundings
+from relax_server.gateway.reading import Parsed, understand, weight
 from relax_server.gateway.wire import on_wire, plain
 
 
@@ -25,8 +28,8 @@ async def take_step(around: Surroundings, session: PlayedSession, body: StepBody
         ApiError: not an assistant message, or the session is over.
         EpisodeError: the environment failed.
     """
-    refs = await known_media(around, session, [body.action])
-    action = read_message({"role": "assistant", **body.action}, 0, refs)
+    raw = Parsed({"action": [{"role": "assistant", **body.action}]}, weight(body.action), True)
+    action = await understand(around, session, raw, "action", _read)
     if not isinstance(action, AssistantMessage):
         raise bad("an action must be an assistant message", "action.role")
     outcome = await session.step(action)
@@ -39,3 +42,7 @@ async def take_step(around: Surroundings, session: PlayedSession, body: StepBody
             "info": outcome.info,
         }
     )
+
+
+def _read(value: Any, base: SamplingParams, media: Mapping[MediaKey, MediaRef], session: PlayedSession) -> Message:
+    return read_message(value["action"][0], 0, media)

@@ -9,13 +9,9 @@ import orjson
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from relax_sdk.media_places import MEDIA_SCHEME
 from relax_sdk.messages import Message
-from relax_server.gateway.errors import ApiError, bad
+from relax_server.gateway.errors import ApiError
 from relax_server.json_form import as_json
-
-_MARKS = (MEDIA_SCHEME.encode(), b"data:", b"input_audio", b"\\u")
-"""A body without these holds no media; the last one begins characters that are written as numbers, as any may be."""
 
 
 def bearer(request: HTTPConnection) -> str:
@@ -40,19 +36,6 @@ async def read_body(request: Request, limit: int) -> bytes:
             raise ApiError(413, f"the body has more than {limit} bytes", "too_large")
         parts.append(part)
     return b"".join(parts)
-
-
-async def read_json(request: Request, limit: int) -> tuple[Any, int, bool]:
-    """A request's body as JSON, its size, and whether it may name or hold media.
-
-    Raises:
-        ApiError: too large, or not JSON.
-    """
-    body = await read_body(request, limit)
-    try:
-        return orjson.loads(body), len(body), any(mark in body for mark in _MARKS)
-    except orjson.JSONDecodeError as error:
-        raise bad(f"the body is not JSON: {error}", code="invalid_json") from error
 
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -22,6 +22,7 @@ from relax_server.models.answers import AnswerReader
 from relax_server.models.media_features import FeatureExtractor, Kind, MediaFeatures
 from relax_server.models.processor_config import ProcessorConfig
 from relax_server.models.shared_features import SharedFeatures
+from relax_server.models.text_bounds import TextBounds, context_of
 
 __all__ = ["MediaFeatures", "Processor", "Rendered"]
 
@@ -29,6 +30,8 @@ MARK = "\u2402answer\u2403"
 """A text that stands for a response while the template around it is found out."""
 
 FEATURE_CACHE_BYTES = 256 * 2**20
+LONG_TEXT = 4096
+"""Characters of a text that other threads do not wait for."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Processor:
         self.is_omni = self.hf_config.model_type == "qwen3_omni_moe_thinker"
         text_config = self.hf_config.text_config if self.is_omni else self.hf_config
         self.vocab_size: int = text_config.vocab_size
+        self.bounds = TextBounds(self._backend, context_of(text_config))
+        """What texts can have, told without encoding them."""
         self._special_tokens: dict[str, Any] = self.tokenizer.special_tokens_map  # made anew at every look
         self.eos_ids: tuple[int, ...] = self._eos_ids()
         self.answers = AnswerReader(self.tokenizer, self.vocab_size, self.eos_ids)
@@ -182,10 +187,18 @@ class Processor:
             row["tool_call_id"] = message.tool_call_id
         return row
 
-    def _encode(self, text: str) -> list[int]:
+    @property
+    def _backend(self) -> Any:
+        """The tokenizer without what transformers adds; None where that changes what comes out."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is None or backend.truncation is not None or backend.padding is not None:
+        return backend if backend is None or (backend.truncation is None and backend.padding is None) else None
+
+    def _encode(self, text: str) -> list[int]:
+        backend = self._backend
+        if backend is None:
             return self.tokenizer.encode(text, add_special_tokens=False)
+        if len(text) > LONG_TEXT:
+            return self.bounds.encode(backend, text)
         return backend.encode(text, add_special_tokens=False).ids  # the same, at half the cost for a short text
 
     def _rendered(self, text: str, messages: Sequence[Message]) -> Rendered:

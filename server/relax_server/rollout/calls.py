@@ -27,6 +27,8 @@ class CallOptions:
     """A function that is told of the answer as it grows."""
     shown: Shown | None = None
     """Makes of the answer what the agent is shown, and will send back."""
+    size: int = 0
+    """Bytes of the request; 0 where there was none."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -298,11 +299,9 @@ def _meaning(message: Message) -> Any:
 def _spoken(message: Message) -> list[Any]:
     """The parts, adjacent texts joined and empty ones left out."""
     parts: list[Any] = []
-    for part in message.content:
-        if not isinstance(part, Text):
-            parts.append(part)
-        elif parts and isinstance(parts[-1], str):
-            parts[-1] += part.text
-        elif part.text:
-            parts.append(part.text)
+    for is_text, run in itertools.groupby(message.content, lambda part: isinstance(part, Text)):
+        if not is_text:
+            parts += run
+        elif text := "".join([part.text for part in run if isinstance(part, Text)]):
+            parts.append(text)
     return parts

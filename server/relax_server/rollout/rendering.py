@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from relax_server.models.processor import MediaFeatures, Rendered
 if TYPE_CHECKING:
     from relax_server.models.processor import Processor
 
-CACHE_ITEMS = 4096
+CACHE_ITEMS, CACHE_TOKENS = 4096, 1 << 21
+"""Pieces that are remembered, and their tokens together."""
 
 
 @dataclass
@@ -31,7 +33,7 @@ class Piece:
 
 
 class Renderer:
-    """A processor that remembers what it rendered lately.
+    """A processor that remembers what it rendered lately; safe to use from several threads.
 
     Args:
         processor: of the model.
@@ -40,6 +42,9 @@ class Renderer:
     def __init__(self, processor: Processor) -> None:
         self.processor = processor
         self._pieces: OrderedDict[Any, Piece] = OrderedDict()
+        self._tokens = 0
+        """Tokens of all pieces that are remembered."""
+        self._lock = threading.Lock()
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], tools_key: str) -> Piece:
         """A whole conversation and the prompt for the next answer.
@@ -78,16 +83,22 @@ class Renderer:
 
     def _piece(self, key: Any, render: Callable[[], Rendered]) -> Piece:
         try:
-            piece = self._pieces.get(key)
+            with self._lock:
+                piece = self._pieces.get(key)
+                if piece is not None:
+                    self._pieces.move_to_end(key)
+                    return piece
         except TypeError:  # tool calls hold dictionaries and cannot be looked up
             return self._render(render)
-        if piece is None:
-            piece = self._pieces[key] = self._render(render)
-            if len(self._pieces) > CACHE_ITEMS:
-                self._pieces.popitem(last=False)
-        else:
-            self._pieces.move_to_end(key)
-        return piece
+        piece = self._render(render)
+        if len(piece.ids) > CACHE_TOKENS:
+            return piece
+        with self._lock:
+            known = self._pieces.setdefault(key, piece)
+            self._tokens += len(piece.ids) if known is piece else 0
+            while len(self._pieces) > CACHE_ITEMS or self._tokens > CACHE_TOKENS:
+                self._tokens -= len(self._pieces.popitem(last=False)[1].ids)
+        return known
 
     def _render(self, render: Callable[[], Rendered]) -> Piece:
         try:

@@ -55,10 +55,10 @@ class OneCallRoute(ChatRoute):
         return response
 
     async def ask(
-        self, session: PlayedSession, call: ModelCall, on_partial: Callable[[Generation], None] | None = None
+        self, session: PlayedSession, call: ModelCall, size: int, on_partial: Callable[[Generation], None] | None = None
     ) -> Answer:
         try:
-            answer = await super().ask(session, call, on_partial)
+            answer = await super().ask(session, call, size, on_partial)
             await session.finish()
             return answer
         except BaseException:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-import orjson
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from relax_sdk.config import SamplingParams
 from relax_sdk.errors import RelaxError
+from relax_sdk.media import MediaKey, MediaRef
 from relax_sdk.storable import check_storable
 from relax_server.api.auth import caller, session_of, watched
 from relax_server.api.core import ServiceCore
@@ -22,7 +25,9 @@ from relax_server.api.sessions import AnySession, ExternalSession, SessionHub, s
 from relax_server.gateway import openai_chat
 from relax_server.gateway.bodies import RewardBody, StepBody, checked
 from relax_server.gateway.errors import ApiError, as_api_error, bad
-from relax_server.gateway.media import known_media
+from relax_server.gateway.model_route import LONG_ANSWER
+from relax_server.gateway.played import PlayedSession
+from relax_server.gateway.reading import Parsed, parse, understand
 from relax_server.gateway.step import take_step
 from relax_server.json_form import as_json
 from relax_server.rollout.calls import CallOptions
@@ -86,6 +91,9 @@ class _Connection:
         self.core, self.hub, self.socket, self.key = around.core, around.hub, socket, key
         self._session = session
         self._opening = False
+        owner = session.key if session is not None else key
+        assert owner is not None
+        self._work = self.core.work.of(owner.id)
 
     async def serve(self) -> None:
         """Answer until the client goes away; its session stays, until it has been idle for too long."""
@@ -127,16 +135,13 @@ class _Connection:
         """The answer to one message."""
         id: Any = None
         try:
-            try:
-                body = orjson.loads(raw)
-            except orjson.JSONDecodeError as error:
-                raise bad(f"the message is not JSON: {error}", code="invalid_json") from error
-            if not isinstance(body, dict):
+            parsed = await parse(raw, self._work)
+            if not isinstance(parsed.value, dict):
                 raise bad("the message must be a JSON object")
-            named = body.pop("id", None)
+            named = parsed.value.pop("id", None)
             check_storable(named, "id")
             id = named
-            return {"id": id, "result": await self._carry_out(body.pop("op", None), body)}
+            return {"id": id, "result": await self._carry_out(parsed.value.pop("op", None), parsed)}
         except RelaxError as error:
             return {"id": id} | as_api_error(error).body
         except Exception as error:  # else nobody would ever answer
@@ -144,12 +149,13 @@ class _Connection:
             message = f"the service failed: {type(error).__name__}; see its log"
             return {"id": id} | ApiError(500, message, "internal_error").body
 
-    async def _carry_out(self, op: Any, body: dict[str, Any]) -> Any:
+    async def _carry_out(self, op: Any, parsed: Parsed) -> Any:
+        body = parsed.value
         match op:
             case "open":
                 return await self._open(body)
             case "generate":
-                return await self._generate(body)
+                return await self._generate(parsed)
             case "step":
                 return await take_step(self.core, self.session, checked(StepBody, body))
             case "reward":
@@ -206,10 +212,9 @@ class _Connection:
             self._opening = False
         return told
 
-    async def _generate(self, body: dict[str, Any]) -> Any:
+    async def _generate(self, body: Parsed) -> Any:
         session, processor = self.session, self.core.processor
-        refs = await known_media(self.core, session, body.get("messages"))
-        call = openai_chat.read_chat(body, session.sampling, refs, session.fixed)
+        call = await understand(self.core, session, body, "messages", _read_chat)
         if call.stream:
             raise bad("a socket does not stream; use the chat route", "stream", "unsupported")
         stop = call.sampling.stop
@@ -218,6 +223,14 @@ class _Connection:
             call.tools,
             call.tools_key,
             shown=lambda message, turn: openai_chat.shown(message, turn, stop, processor),
+            size=body.size,
         )
         answer = await session.generate(call.messages, options)
-        return openai_chat.completion(f"chatcmpl-{session.id}", call, answer, processor)
+        told = partial(openai_chat.completion, f"chatcmpl-{session.id}", call, answer, processor)
+        return told() if len(answer.turn.response_ids) <= LONG_ANSWER else await session.work.call(0, told)
+
+
+def _read_chat(
+    body: Any, base: SamplingParams, media: Mapping[MediaKey, MediaRef], session: PlayedSession
+) -> openai_chat.ChatCall:
+    return openai_chat.read_chat(body, base, media, session.fixed)

@@ -26,10 +26,12 @@ from relax_server.gateway.chat_route import ChatRoute
 from relax_server.gateway.errors import ApiError, as_api_error, unknown
 from relax_server.gateway.openai_responses import ResponsesRoute
 from relax_server.gateway.played import PlayedSession, over
+from relax_server.gateway.reading import parse
 from relax_server.gateway.step import take_step
-from relax_server.gateway.wire import bearer, error_response, json_response, on_wire, read_json
+from relax_server.gateway.wire import bearer, error_response, json_response, on_wire, read_body
 from relax_server.guard import Guard, GuardedApp, hosts_of
 from relax_server.models.processor import Processor
+from relax_server.rollout.fair_threads import FairThreads, KeyThreads
 from relax_server.rollout.session import EpisodeSession
 from relax_server.rollout.threads import CallThreads
 
@@ -55,8 +57,8 @@ class _Server(uvicorn.Server):
 class AgentSession(PlayedSession):
     """An episode of training that an agent in a process of its own plays."""
 
-    def __init__(self, id: str, secret: str, session: EpisodeSession, observation: list[Message]) -> None:
-        super().__init__(id, secret, session, session.task.sampling, fixed=session.task.split == "train")
+    def __init__(self, id: str, secret: str, session: EpisodeSession, observation: list[Message], work: KeyThreads) -> None:
+        super().__init__(id, secret, session, session.task.sampling, session.task.split == "train", work)
         self.observation = observation
         self.gone = False
         """The process has ended."""
@@ -99,6 +101,7 @@ class AgentGateway:
             raise ConfigError("agent is an empty command; name a program, such as 'python my_agent.py'")
         self._processes = AgentProcesses(self.command, fork)
         self.processor, self.store, self.media_threads, self.max_body = processor, store, threads, MAX_BODY
+        self._work = FairThreads("agents")
         self.url = ""
         self._sessions: dict[str, AgentSession] = {}
         self._server: uvicorn.Server | None = None
@@ -117,7 +120,7 @@ class AgentGateway:
             await self.start()
         observation = await session.reset()
         id, secret = f"s_{secrets.token_hex(8)}", f"rls_{secrets.token_urlsafe(32)}"
-        played = self._sessions[id] = AgentSession(id, secret, session, observation)
+        played = self._sessions[id] = AgentSession(id, secret, session, observation, self._work.of(id))
         try:
             await self._run(played, secret)
         finally:
@@ -173,6 +176,7 @@ class AgentGateway:
                 await asyncio.wait_for(self._serving, CLOSE_SECONDS)
         await self._processes.close()
         self.media_threads.close()
+        self._work.close()
 
     def app(self) -> GuardedApp:
         """The routes of a session, as the rollout service has them; each asks for the session's own key."""
@@ -229,10 +233,10 @@ class AgentGateway:
         }
 
     async def _step(self, request: Request, session: AgentSession) -> Any:
-        return await take_step(self, session, await self._body(StepBody, request))
+        return await take_step(self, session, await self._body(StepBody, request, session))
 
     async def _reward(self, request: Request, session: AgentSession) -> Any:
-        return session.reward(await self._body(RewardBody, request))
+        return session.reward(await self._body(RewardBody, request, session))
 
     async def _finish(self, request: Request, session: AgentSession) -> Any:
         return await session.finish()
@@ -242,9 +246,8 @@ class AgentGateway:
         session.ended.set()
         return {"id": session.id, "state": "cancelled"}
 
-    async def _body(self, kind: type[B], request: Request) -> B:
-        body, _, _ = await read_json(request, self.max_body)
-        return checked(kind, body)
+    async def _body(self, kind: type[B], request: Request, session: AgentSession) -> B:
+        return checked(kind, (await parse(await read_body(request, self.max_body), session.work)).value)
 
 
 async def _keep_end(process: AgentProcess, output: bytearray) -> None:

@@ -14,16 +14,17 @@ from typing import Any
 from relax_sdk.config import SamplingParams
 from relax_sdk.errors import EngineAborted, EpisodeOver, TokenError
 from relax_sdk.media import Media, MediaKey
-from relax_sdk.messages import AssistantMessage, Message
+from relax_sdk.messages import AssistantMessage, Message, Text
 from relax_sdk.retrying import growing_pauses
 from relax_sdk.trajectory import Trajectory, Turn
 from relax_server.engines.base import GenerateRequest, Generation, MediaItem
 from relax_server.rollout.calls import Answer, CallOptions
 from relax_server.rollout.environment import EnvRunner
+from relax_server.rollout.fair_threads import MESSAGE, SMALL, KeyThreads
 from relax_server.rollout.media import MediaIntake, PreparedMedia
 from relax_server.rollout.policy.base import Policies, Policy
 from relax_server.rollout.pool import EnginePool, Listener
-from relax_server.rollout.recorder import RecordedPrompt, TokenRecorder
+from relax_server.rollout.recorder import PromptPlan, RecordedPrompt, TokenRecorder
 from relax_server.rollout.rendering import Renderer
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
@@ -52,6 +53,7 @@ class TokenPolicy(Policy):
         tools: OpenAI schemas that the policy is offered.
         tools_key: names `tools`.
         max_tokens: of a prompt and its response together.
+        work: threads that large conversations are rendered in; default: the event loop.
     """
 
     def __init__(
@@ -61,9 +63,11 @@ class TokenPolicy(Policy):
         tools: Sequence[dict[str, Any]] = (),
         tools_key: str = "",
         max_tokens: int = sys.maxsize,
+        work: KeyThreads | None = None,
     ) -> None:
         self.recorder = TokenRecorder(renderer, tools, tools_key)
         self.max_tokens = max_tokens
+        self._work = work
         self._intake = intake
         self._media: dict[MediaKey, PreparedMedia] = {}
 
@@ -88,15 +92,31 @@ class TokenPolicy(Policy):
 
     async def ask(self, messages: Sequence[Message], options: CallOptions) -> Answer:
         recorder = self.recorder
-        plan = recorder.plan(await self.keep(messages), options.tools, options.tools_key)
+        plan = await self._plan(messages, options)
         prepared = await self._take(plan.new_media)
         prompt = recorder.prompt(plan, [item.features for item in prepared if item.features is not None])
-        room = self._room(prompt)
+        room = self._require_room(len(prompt.expanded), self.max_tokens)
         media = [self._media[item.ref.key] for item in prompt.media]
         sampled = await self.sample(prompt, tuple(item.item for item in media), room, options)
         refs = [item.ref for item in media]
         turn = recorder.record(prompt, sampled.generation, refs, sampled.engine, sampled.seconds, sampled.sampling)
         return Answer(recorder.answer(plan, prompt, turn, options.shown), turn, prompt.messages)
+
+    async def _plan(self, messages: Sequence[Message], options: CallOptions) -> PromptPlan:
+        """The prompt of a call; a conversation that cannot fit is refused before any of it is rendered."""
+        characters = _characters(messages)
+        bounds = self.recorder.processor.bounds
+        most = min(self.max_tokens, bounds.context)
+        self._require_room(bounds.fewest_tokens(characters), most, "at least ")
+        asked = await self.keep(messages), options.tools, options.tools_key
+        size = max(characters, options.size, MESSAGE * len(messages))
+        if self._work is None or size <= SMALL:
+            plan = self.recorder.plan(*asked)
+        else:
+            plan = await self._work.call(0, self.recorder.plan, *asked)
+        wire = len(plan.base_ids) + (len(plan.piece.ids) if plan.piece is not None else 0)
+        self._require_room(wire, most, "at least " if plan.new_media else "")
+        return plan
 
     async def keep(self, messages: Sequence[Message]) -> list[Message]:
         """The same messages once their media are in the store, from where their bytes are read when they are wanted: a history
@@ -114,12 +134,19 @@ class TokenPolicy(Policy):
         self._media.update((item.ref.key, item) for item in prepared)
         return prepared
 
-    def _room(self, prompt: RecordedPrompt) -> int:
-        room = self.max_tokens - len(prompt.expanded)
+    def _require_room(self, tokens: int, most: int, about: str = "") -> int:
+        """How many tokens may follow a prompt of so many, where `most` are allowed: `max_tokens`, or the model's positions.
+
+        Raises:
+            TokenError: none, and it is the first.
+            EpisodeOver: none any more.
+        """
+        room = most - tokens
+        limit = f"max_tokens is {most}" if most == self.max_tokens else f"the model has {most} positions"
         if room < 1 and not self.turns:
-            raise TokenError(f"the first prompt has {len(prompt.expanded)} tokens; max_tokens is {self.max_tokens}")
+            raise TokenError(f"the first prompt has {about}{tokens} tokens; {limit}")
         if room < 1:
-            raise EpisodeOver(f"the episode has reached max_tokens = {self.max_tokens}")
+            raise EpisodeOver(f"the episode has reached its last token: {limit}")
         return room
 
 
@@ -147,13 +174,20 @@ class EnginePolicies(TokenPolicies):
         pool: of the engines.
         gate: set while calls may be sent.
         routed_experts: ask the engines for the experts they chose.
+        work: threads that large conversations are rendered in; default: the event loop.
     """
 
     def __init__(
-        self, renderer: Renderer, intake: MediaIntake, pool: EnginePool, gate: asyncio.Event, routed_experts: bool = False
+        self,
+        renderer: Renderer,
+        intake: MediaIntake,
+        pool: EnginePool,
+        gate: asyncio.Event,
+        routed_experts: bool = False,
+        work: KeyThreads | None = None,
     ) -> None:
         super().__init__(renderer, intake)
-        self.pool, self.gate, self.routed_experts = pool, gate, routed_experts
+        self.pool, self.gate, self.routed_experts, self.work = pool, gate, routed_experts, work
 
     def of(self, runner: EnvRunner) -> Policy:
         return EnginePolicy(self, runner)
@@ -189,7 +223,7 @@ class EnginePolicy(TokenPolicy):
     """
 
     def __init__(self, shared: EnginePolicies, runner: EnvRunner) -> None:
-        super().__init__(shared.renderer, shared.intake, *runner.tools, runner.context.config.max_tokens)
+        super().__init__(shared.renderer, shared.intake, *runner.tools, runner.context.config.max_tokens, shared.work)
         self._shared, self._runner = shared, runner
         self._calls = itertools.count()
 
@@ -249,3 +283,8 @@ class SingleCall(TokenPolicy):
         finally:
             self._pool.release(self._key)
         return Sampled(generation, url, time.monotonic() - started, options.sampling)
+
+
+def _characters(messages: Sequence[Message]) -> int:
+    """Characters of text in a conversation."""
+    return sum([len(part.text) for message in messages for part in message.content if isinstance(part, Text)])
