@@ -114,7 +114,7 @@ async def test_an_answer_waits_for_media_that_another_one_brings(tmp_path: Path)
     link.host.connect(came)
     async with asyncio.timeout(10):
         begun = await asyncio.gather(*(begin(spec) for _ in range(3)))
-    assert [len(reply.media) for reply in link.replies] == [1, 0, 0] and asked == ["_put"]
+    assert [len(reply.media) for reply in link.replies] == [1, 0, 0] and len(asked) == 1
     assert len({messages[0].media[0].ref for _, messages, _ in begun}) == 1
 
 
