@@ -90,7 +90,8 @@ class MediaIntake:
         """Store and verify items; the same content asked for at the same time is decoded once.
 
         Raises:
-            MediaError: damaged, unreadable, or the store cannot be written.
+            MediaError: damaged or unreadable.
+            StorageError: the store cannot be written.
             EpisodeTimeout: decoding passed its limit.
         """
         started = [self._start(item) for item in media]
