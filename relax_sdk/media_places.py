@@ -21,11 +21,11 @@ class MediaPlace:
     """One media item in a conversation as it came: messages, or items of the Responses API."""
 
     index: int
-    """Of the message."""
+    """Index of the message."""
     kind: Kind
     holder: dict[str, Any]
     field: str
-    """Of `holder`; its value names or holds the item."""
+    """Name of the field of `holder` whose value names or holds the item."""
 
     @property
     def name(self) -> str | None:

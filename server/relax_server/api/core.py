@@ -95,7 +95,7 @@ class ServiceCore:
         self.database = CallThreads("database", DATABASE_THREADS)
         self.watch = KeyWatch(self.keys, self.ask, self.wants_keys)
         self.media_slots = FairSlots(MEDIA_THREADS)
-        """Whose media the threads decode for episodes: a key has half of them at most."""
+        """Places in these threads for the media of episodes: one key has half of them at most."""
         self.decoders = MediaDecoders(config.decoder_limits)
         """Where media are decoded that came over the network."""
         self.events = EventLog(journal, self.database)

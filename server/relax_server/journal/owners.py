@@ -1,4 +1,4 @@
-"""Whose a run is, as SQL inside one transaction: it belongs to the first who used its name, and nobody else may write to it."""
+"""The owner of a run, as SQL inside one transaction: who used its name first; nobody else may write to it."""
 
 from __future__ import annotations
 

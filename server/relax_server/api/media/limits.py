@@ -13,11 +13,11 @@ class DecoderLimits:
     """Limits of the processes that media of strangers are decoded in."""
 
     processes: int = max(3, min(4, os.cpu_count() or 1))
-    """At once, started when they are needed; one key may have all but one of them."""
+    """Processes at once, started when they are needed; one key may have all but one of them."""
     seconds: float = 60.0
-    """For one item, after which its process is killed."""
+    """Seconds for one item, after which its process is killed."""
     cpu_seconds: int = 20
-    """Of a processor, for one item."""
+    """Seconds of a processor for one item."""
     memory: int = 1 << 30
     """Bytes that a process may take beyond what it has when it is ready."""
     waiting: int = 512 << 20
