@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from relax_server.api.keys import Key, KeyRing
@@ -146,6 +147,30 @@ def test_episodes_and_tokens_are_limited(locked: Service) -> None:
     agent.chat.completions.create(model="x", messages=HELLO)
     with pytest.raises(openai.RateLimitError, match="3 tokens a minute; try again in"):
         agent.chat.completions.create(model="x", messages=HELLO)
+
+
+async def test_openings_at_once_are_limited_as_one_after_the_other(locked: Service) -> None:
+    few = make_key(locked, episodes=4)
+    headers = {"Authorization": f"Bearer {few['secret']}"}
+    async with httpx.AsyncClient(base_url=locked.url, headers=headers, timeout=60.0) as client:
+        answers = await asyncio.gather(*(client.post("/v1/sessions", json={"env": "tone-v0"}) for _ in range(12)))
+    assert sorted(answer.status_code for answer in answers) == [201] * 4 + [429] * 8
+
+
+def test_rollouts_are_charged_for_their_tokens(locked: Service) -> None:
+    """Eight episodes of one answer each may be played together, but their key has tokens for two in a minute."""
+    slow = make_key(locked, tokens_per_minute=10)
+    sampling = {"max_new_tokens": 5, "ignore_eos": True}
+    with locked.client(slow["secret"]) as client:
+        rollout = client.post("/v1/rollouts", json={"env": "tone-v0", "n": 8, "sampling": sampling}).json()
+        path = f"/v1/rollouts/{rollout['id']}"
+        end = time.monotonic() + 60
+        while client.get(path).json()["counts"]["done"] < 2:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        refused = client.post("/v1/sessions", json={})
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "tokens_per_minute"
+        assert client.delete(path).json()["counts"]["done"] < 8
 
 
 def test_the_name_of_a_run_belongs_to_the_key_that_used_it_first(locked: Service) -> None:

@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 from relax_server.api.keys import Key
-from relax_server.api.quotas import FairSlots
+from relax_server.api.quotas import AskedSlot, FairSlots, KeyMeter, TokenRates
 from relax_server.api.rollout_store import Rollout
 from relax_server.api.starts import WITH_PAUSED, GroupStarts
+from relax_server.gateway.errors import ApiError
+from sample_groups import ManualClock
 
 
 class Counted(asyncio.Future[None]):
@@ -49,6 +51,21 @@ async def test_a_place_that_comes_at_the_moment_of_giving_up_goes_to_the_next() 
     first.cancel()
     await second
     assert first.cancelled() and slots.running["a"] == 1 == slots.taken
+
+
+async def test_a_place_is_counted_from_when_it_is_asked_for() -> None:
+    slots = FairSlots(1)
+    one, two = AskedSlot(slots, "a", 4), AskedSlot(slots, "a", 4)
+    assert slots.asked("a") == 2 and slots.running["a"] == 1
+    await one.acquire()
+    one.drop()
+    assert slots.running["a"] == 1, "what was acquired is not given up"
+    two.drop()
+    assert slots.asked("a") == 1
+    one.release()
+    await one.acquire()
+    one.release()
+    assert not slots.running and not slots.waiting
 
 
 def rollout(id: str) -> Rollout:
@@ -103,3 +120,47 @@ async def test_a_paused_rollout_leaves_room_for_others_and_gets_none_that_is_end
     for task in more:
         task.cancel()
     await asyncio.gather(*more, return_exceptions=True)
+
+
+def tokens(per_minute: int) -> tuple[ManualClock, TokenRates, Key]:
+    clock = ManualClock(0.0)
+    return clock, TokenRates(clock), Key("k", "k", frozenset(), 1, tokens_per_minute=per_minute)
+
+
+async def test_calls_that_are_sent_together_are_held_to_the_quota() -> None:
+    _, rates, key = tokens(60)
+    meter = KeyMeter(rates, key, patient=False)
+    await meter.reserve(30)
+    await meter.reserve(30)
+    with pytest.raises(ApiError, match="used its 60 tokens a minute") as caught:
+        await meter.reserve(1)
+    assert caught.value.status == 429
+    meter.give_back(20)
+    await meter.reserve(1)
+
+
+async def test_a_patient_call_waits_for_tokens_in_the_order_of_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_server.api.quotas.LOOK_SECONDS", 0.0)
+    clock, rates, key = tokens(60)
+    meter, order = KeyMeter(rates, key, patient=True), list[str]()
+
+    async def call(name: str, size: int) -> None:
+        await meter.reserve(size)
+        order.append(name)
+
+    await call("first", 90)
+    waiting = [asyncio.create_task(call(name, 60)) for name in ("second", "third")]
+
+    async def looks() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    await looks()
+    assert order == ["first"]
+    clock.advance(31)
+    await looks()
+    assert order == ["first", "second"]
+    meter.give_back(60)  # the second has generated nothing
+    await looks()
+    assert order == ["first", "second", "third"]
+    await asyncio.gather(*waiting)

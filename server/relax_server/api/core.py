@@ -25,9 +25,9 @@ from relax_server.api.key_watch import KeyWatch
 from relax_server.api.keys import KNOWN_SECONDS, Key, KeyRing
 from relax_server.api.media.decoders import MediaDecoders
 from relax_server.api.metrics import Metrics
-from relax_server.api.pausing import Gate, GatedSlots
+from relax_server.api.pausing import Gate, GatedSlots, Slots
 from relax_server.api.private import private_folder
-from relax_server.api.quotas import FairSlots, TokenRates
+from relax_server.api.quotas import FairSlots, KeyMeter, TokenRates
 from relax_server.api.settings import ServiceConfig
 from relax_server.gateway.errors import ApiError
 from relax_server.journal import open_journal
@@ -151,10 +151,12 @@ class ServiceCore:
         agent: Agent | None = None,
         routes: bool = False,
         gate: Gate | None = None,
+        slots: Slots | None = None,
     ) -> RolloutContext:
         """What the episodes of one request share.
 
-        `gate` is the request's own, inside the service's.
+        `gate` is the request's own, inside the service's; `slots` are places in place of the key's. Calls of an agent outside
+        are refused while their key has no tokens left, those of the service's own agents wait.
 
         Raises:
             ConfigError: the environment shows media that the model does not take.
@@ -166,6 +168,7 @@ class ServiceCore:
             takes = ", ".join(sorted(self.processor.modalities)) or "text only"
             raise ConfigError(f"{spec.id} shows {', '.join(sorted(missing))}, but the model takes {takes}")
         intake = self.intake.share(self.media_slots.of(key.id, MEDIA_THREADS // 2))
+        meter = KeyMeter(self.rates, key, patient=agent is None)
         return RolloutContext(
             run=run,
             spec=spec,
@@ -173,10 +176,10 @@ class ServiceCore:
             config=config,
             agent=agent or default_agent(env_class),
             policies=EnginePolicies(
-                *(self.renderer, intake, self.pool, gate, routes, self.work.of(key.id))  # type: ignore[arg-type]
+                *(self.renderer, intake, self.pool, gate, routes, self.work.of(key.id), meter)  # type: ignore[arg-type]
             ),
             threads=self.threads,
-            slots=GatedSlots(self.slots.of(key.id, key.episodes), Gate(gate, self.admission)),  # type: ignore[arg-type]
+            slots=GatedSlots(slots or self.slots.of(key.id, key.episodes), Gate(gate, self.admission)),  # type: ignore[arg-type]
             observes=spec is not FREE,
             tally=self.tally,
             turn=self.turn,

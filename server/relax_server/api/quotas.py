@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 
 from relax_server.api.keys import Key
 from relax_server.gateway.errors import ApiError
 
 MINUTE = 60.0
+LOOK_SECONDS = 0.2
+"""Seconds between two looks whether a key has tokens again: what others gave back may be there sooner than was reckoned."""
 
 
 class FairSlots:
@@ -46,6 +48,10 @@ class FairSlots:
     def waiting(self) -> int:
         """Episodes that wait for a place."""
         return sum(map(len, self._waiting.values()))
+
+    def asked(self, key: str) -> int:
+        """Places that a key has or waits for."""
+        return self.running[key] + len(self._waiting.get(key, ()))
 
     async def acquire(self, key: str, limit: int, size: int = 1) -> None:
         """Wait until a key has fewer places than its limit, and take some.
@@ -123,8 +129,39 @@ class KeySlots:
         self._slots.release(self._key)
 
 
+class AskedSlot(KeySlots):
+    """A place that was asked for before its episode was made, so that of many who ask at once each is counted.
+
+    Args:
+        slots: of the service.
+        key: id of the key that asks.
+        limit: places that it may have at most.
+    """
+
+    def __init__(self, slots: FairSlots, key: str, limit: int) -> None:
+        super().__init__(slots, key, limit)
+        self._asked = True
+        self._place = slots.ask(key, limit)
+
+    async def acquire(self) -> None:
+        """Wait for the place; once it was given back, for another."""
+        if not self._asked:
+            return await super().acquire()
+        self._asked = False
+        await self._slots.taken_by(self._key, self._place)
+
+    def drop(self) -> None:
+        """No episode was made: give the place up. Without effect once `acquire` was called."""
+        if self._asked:
+            self._asked = False
+            self._slots.give_up(self._key, self._place)
+
+
 class TokenRates:
     """Generated tokens of each key in the last minute, as a bucket that fills steadily.
+
+    A call takes all the tokens that it may generate before it is sent, and gives back afterwards what it has not generated:
+    calls that are sent together are held to the same quota as calls one after the other.
 
     Args:
         clock: seconds, never going back.
@@ -133,6 +170,8 @@ class TokenRates:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._left: dict[str, tuple[float, float]] = {}
+        self._lines: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """In which those wait who wait for tokens, by key."""
 
     def _now(self, key: Key) -> float:
         now = self._clock()
@@ -153,6 +192,41 @@ class TokenRates:
             message = f"key {key.name!r} has used its {key.tokens_per_minute} tokens a minute; try again in {wait} s"
             raise ApiError(429, message, "tokens_per_minute", headers={"Retry-After": str(wait)})
 
+    async def wait(self, key: Key, tokens: int) -> None:
+        """Take tokens as soon as a key has any left; who came first is first."""
+        async with self._lines[key.id]:
+            while self._now(key) <= 0:  # noqa: ASYNC110 - time alone fills the bucket, and others who give back
+                await asyncio.sleep(LOOK_SECONDS)
+            self.take(key, tokens)
+
     def take(self, key: Key, tokens: int) -> None:
-        """Count tokens that were generated; the bucket may go below empty."""
+        """Count tokens; the bucket may go below empty. A negative number gives some back."""
         self._left[key.id] = self._now(key) - tokens, self._clock()
+
+
+class KeyMeter:
+    """`TokenRates` for the calls of one key; it takes the place of a `relax_server.rollout.calls.Meter`.
+
+    Args:
+        rates: of all keys.
+        key: that is charged.
+        patient: calls wait for tokens; else they are refused while there are none.
+    """
+
+    def __init__(self, rates: TokenRates, key: Key, patient: bool) -> None:
+        self._rates, self._key, self._patient = rates, key, patient
+
+    async def reserve(self, tokens: int) -> None:
+        """Take what a call may generate.
+
+        Raises:
+            ApiError: 429, if it does not wait.
+        """
+        if self._patient:
+            return await self._rates.wait(self._key, tokens)
+        self._rates.check(self._key)
+        self._rates.take(self._key, tokens)
+
+    def give_back(self, tokens: int) -> None:
+        """Return what a call has not generated."""
+        self._rates.take(self._key, -tokens)

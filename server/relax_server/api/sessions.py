@@ -22,6 +22,7 @@ from relax_server.api.keys import LOCAL, Key
 from relax_server.api.logs import FIELDS
 from relax_server.api.next_task import NextTasks
 from relax_server.api.outcomes import SAVE_SECONDS, EndedSession, Keeping
+from relax_server.api.quotas import AskedSlot
 from relax_server.api.trajectories import finished
 from relax_server.gateway.bodies import RewardBody
 from relax_server.gateway.digest import digest
@@ -80,6 +81,7 @@ class ExternalSession(PlayedSession):
         task: the episode.
         secret: the session's own key.
         remember: given what is to be kept of it once it is over and durable.
+        place: that was asked for it.
     """
 
     def __init__(
@@ -91,9 +93,11 @@ class ExternalSession(PlayedSession):
         task: EpisodeTask,
         secret: str,
         remember: Callable[[EndedSession], None],
+        place: AskedSlot,
     ) -> None:
         self.core, self.key, self.opening = core, key, opening
-        context = core.context(opening.run, core.spec(opening.env), core.rollout_config(opening.limits), key, self._play)
+        config = core.rollout_config(opening.limits)
+        context = core.context(opening.run, core.spec(opening.env), config, key, self._play, slots=place)
         self.episode = Episode(context, task)
         super().__init__(id, secret, self.episode.session, opening.sampling, opening.train, core.work.of(key.id))
         self.owner = key.id
@@ -186,7 +190,6 @@ class ExternalSession(PlayedSession):
         metrics.calls.labels(turn.finish_reason).inc()
         metrics.tokens.labels("prompt").inc(counts["prompt_tokens"])
         metrics.tokens.labels("response").inc(counts["response_tokens"])
-        self.core.rates.take(self.key, counts["response_tokens"])
         self.core.events.add(self.topic, "turn", number=len(self.session.turns), finish_reason=turn.finish_reason, **counts)
         return answer
 
@@ -326,9 +329,17 @@ class SessionHub:
         if not core.gate.is_set():
             raise ApiError(503, "the service is paused; try again later", "paused", headers={"Retry-After": "5"})
         core.rates.check(key)
-        if core.slots.running[key.id] >= key.episodes:
+        if core.slots.asked(key.id) >= key.episodes:
             message = f"key {key.name!r} has {key.episodes} episodes open already; finish some"
             raise ApiError(429, message, "episodes", headers={"Retry-After": "1"})
+        place = AskedSlot(core.slots, key.id, key.episodes)  # before anything is waited for
+        try:
+            return await self._open_at(place, opening, key)
+        finally:
+            place.drop()
+
+    async def _open_at(self, place: AskedSlot, opening: Opening, key: Key) -> tuple[ExternalSession, str, list[Message]]:
+        core = self.core
         await core.own_run(opening.run, key)
         spec = await core.envs.find(opening.env)
         splits = await core.splits(spec)
@@ -350,7 +361,7 @@ class SessionHub:
             run_seed=derive_seed(opening.seed, opening.sample_index),
             sampling=opening.sampling,
         )
-        session = ExternalSession(core, id, key, opening, task, secret, self._remember)
+        session = ExternalSession(core, id, key, opening, task, secret, self._remember, place)
         self._watch(key)
         self._open[id] = session
         self._by_secret[digest(secret)] = id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from relax_sdk.config import SamplingParams
 from relax_sdk.messages import AssistantMessage, Message
@@ -29,6 +29,22 @@ class CallOptions:
     """Makes of the answer what the agent is shown, and will send back."""
     size: int = 0
     """Bytes of the request; 0 where there was none."""
+
+
+class Meter(Protocol):
+    """Who model calls are charged to."""
+
+    async def reserve(self, tokens: int) -> None:
+        """Take what a call may generate, before it is sent.
+
+        Raises:
+            RelaxError: it may not be sent.
+        """
+        ...
+
+    def give_back(self, tokens: int) -> None:
+        """Return what a call has not generated."""
+        ...
 
 
 @dataclass(frozen=True)

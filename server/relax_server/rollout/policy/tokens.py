@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_sdk.config import SamplingParams
-from relax_sdk.errors import EngineAborted, EpisodeOver, TokenError
+from relax_sdk.errors import EngineAborted, EngineError, EpisodeOver, TokenError
 from relax_sdk.media import Media, MediaKey
 from relax_sdk.messages import AssistantMessage, Message, Text
 from relax_sdk.retrying import growing_pauses
 from relax_sdk.trajectory import Trajectory, Turn
 from relax_server.engines.base import GenerateRequest, Generation, MediaItem
-from relax_server.rollout.calls import Answer, CallOptions
+from relax_server.rollout.calls import Answer, CallOptions, Meter
 from relax_server.rollout.environment import EnvRunner
 from relax_server.rollout.fair_threads import MESSAGE, SMALL, KeyThreads
 from relax_server.rollout.media import MediaIntake, PreparedMedia
@@ -175,6 +175,7 @@ class EnginePolicies(TokenPolicies):
         gate: set while calls may be sent.
         routed_experts: ask the engines for the experts they chose.
         work: threads that large conversations are rendered in; default: the event loop.
+        meter: charged for the tokens of every call; None: nobody is.
     """
 
     def __init__(
@@ -185,9 +186,10 @@ class EnginePolicies(TokenPolicies):
         gate: asyncio.Event,
         routed_experts: bool = False,
         work: KeyThreads | None = None,
+        meter: Meter | None = None,
     ) -> None:
         super().__init__(renderer, intake)
-        self.pool, self.gate, self.routed_experts, self.work = pool, gate, routed_experts, work
+        self.pool, self.gate, self.routed_experts, self.work, self.meter = pool, gate, routed_experts, work, meter
 
     def of(self, runner: EnvRunner) -> Policy:
         return EnginePolicy(self, runner)
@@ -236,14 +238,20 @@ class EnginePolicy(TokenPolicy):
         routed, alone = self._shared.routed_experts, task.group_size == 1
         pauses, aborts, left = growing_pauses(FIRST_PAUSE, LONGEST_PAUSE), 0, limit
         while True:
-            await self._pass_gate()
-            started = time.monotonic()
+            await self._may_send(sampling.max_new_tokens)
+            started, used = time.monotonic(), sampling.max_new_tokens
             rid = f"{task.id}/{number}/{task.attempt}.{aborts}"
             request = GenerateRequest(prompt.ids, sampling, media, rid=rid, return_routed_experts=routed, alone=alone)
             try:
                 generation, engine = await self._shared.pool.generate(request, left, task.group_id, listener)
+                used = len(generation.response_ids)
             except EngineAborted:
-                generation, engine = None, ""
+                generation, engine, used = None, "", 0
+            except EngineError:
+                used = 0
+                raise
+            finally:  # a call that was given up, or took too long, is charged whole: nobody knows what it has generated
+                self._give_back(sampling.max_new_tokens - used)
             seconds = time.monotonic() - started
             if generation is not None and generation.finish_reason != "abort":
                 return Sampled(generation, engine, seconds, sampling)
@@ -253,6 +261,15 @@ class EnginePolicy(TokenPolicy):
                 raise EngineAborted(f"the turn was aborted {aborts} times from outside within {limit:g} s")
             await asyncio.sleep(pause)
 
+    async def _may_send(self, tokens: int) -> None:
+        """Wait until a call may be sent, and charge it."""
+        while True:
+            await self._pass_gate()
+            await self._reserve(tokens)
+            if self._shared.gate.is_set():
+                return
+            self._give_back(tokens)  # it was closed while this one waited for tokens
+
     async def _pass_gate(self) -> None:
         gate = self._shared.gate
         if gate.is_set():
@@ -260,6 +277,16 @@ class EnginePolicy(TokenPolicy):
         started = time.monotonic()
         with self._runner.clock.waits(lambda: time.monotonic() - started):
             await gate.wait()
+
+    async def _reserve(self, tokens: int) -> None:
+        if self._shared.meter is not None:
+            started = time.monotonic()
+            with self._runner.clock.waits(lambda: time.monotonic() - started):
+                await self._shared.meter.reserve(tokens)
+
+    def _give_back(self, tokens: int) -> None:
+        if self._shared.meter is not None:
+            self._shared.meter.give_back(tokens)
 
 
 class SingleCall(TokenPolicy):
