@@ -82,7 +82,7 @@ async def understand(
     session: PlayedSession,
     body: Parsed,
     field: str,
-    read: Callable[[Any, SamplingParams, Mapping[MediaKey, MediaRef], PlayedSession], C],
+    read: Callable[[Any, SamplingParams, dict[MediaKey, MediaRef], PlayedSession], C],
 ) -> C:
     """A request for an answer of the model, read.
 
@@ -181,7 +181,7 @@ def _list(raw: Any, most: int, name: str) -> list[Any]:
     return raw
 
 
-def _inner(item: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+def _inner(item: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
     inner = item.get(name)
     return (part for part in (inner if isinstance(inner, list) else ()) if isinstance(part, dict))
 
