@@ -223,7 +223,9 @@ def test_a_command_is_no_upload(locked: Service) -> None:
         secret = http.post("/v1/keys", json={"name": "up", "rights": ["run", "upload"]}).json()["secret"]
     with locked.client(secret) as http:
         answer = http.post("/v1/runs", json={"env": "tone-v0", "agent": ["cat", "/etc/shadow"]})
+        own = http.post("/v1/runs", json={"env": "tone-v0", "config": {"algorithm": {"advantage": "os:system"}}})
     assert answer.status_code == 403 and "outside the sandbox" in answer.json()["error"]["message"]
+    assert own.status_code == 403 and "config.algorithm.advantage" in own.json()["error"]["message"]
 
 
 def test_a_run_that_fails_says_why(station: Service, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from relax_sdk.algorithm import ALGORITHMS
 from relax_sdk.config import RunConfig, run_config_from_dict
 from relax_sdk.errors import ConfigError, RelaxError
 from relax_sdk.hosting.protocol import Description
@@ -81,15 +82,7 @@ class TrainingHub:
             raise ApiError(503, "the service is shutting down; go to another one", "draining", headers={"Retry-After": "5"})
         if await core.envs.find(body.env) is FREE:
             raise bad("a run needs an environment, which none is not", "env")
-        if self._config(body).engine_flags and not key.may("admin"):
-            message = "config.engine_flags: a program's command line takes a key with the right admin"
-            raise ApiError(403, message, "forbidden", "config")
-        if body.agent is not None and not key.may("upload" if core.config.trust_uploads else "admin"):
-            message = (
-                "agent: a command runs outside the sandbox, so it takes a key with the right admin, or the right to upload "
-                "where the service was started with --trust-uploads"
-            )
-            raise ApiError(403, message, "forbidden", "agent")
+        self._check_rights(body, key)
         request = body.model_dump(exclude_none=True)
         row: dict[str, Any] = dict(id=f"t_{secrets.token_hex(8)}", key=key.id, idempotency_key=idempotency_key, step=0)
         row |= dict(request=request, state="queued", created_at=time.time())
@@ -101,6 +94,28 @@ class TrainingHub:
             core.events.add(training.topic, "stage", text="queued")
             self._begin(training)
         return training, new
+
+    def _check_rights(self, body: RunBody, key: Key) -> None:
+        """Raise if a run does what its key may not: what runs outside the sandbox is for the operator.
+
+        Raises:
+            ApiError: 403.
+            ConfigError: settings outside their range.
+        """
+        config, trusted = self._config(body), key.may("upload" if self.core.config.trust_uploads else "admin")
+        if config.engine_flags and not key.may("admin"):
+            message = "config.engine_flags: a program's command line takes a key with the right admin"
+            raise ApiError(403, message, "forbidden", "config")
+        own = [field for field, names in ALGORITHMS.items() if getattr(config.algorithm, field) not in names]
+        what = (
+            "agent: a command" if body.agent is not None else f"config.algorithm.{own[0]}: a function of yours" if own else ""
+        )
+        if what and not trusted:
+            message = (
+                f"{what} runs outside the sandbox, so it takes a key with the right admin, or the right to upload "
+                "where the service was started with --trust-uploads"
+            )
+            raise ApiError(403, message, "forbidden", "agent" if body.agent is not None else "config")
 
     async def resume(self) -> None:
         """Go on with the runs that were under way when this server ended."""
