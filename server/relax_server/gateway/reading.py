@@ -21,7 +21,7 @@ from relax_server.rollout.fair_threads import MESSAGE, SMALL, KeyThreads
 DEPTH = MAX_DEPTH
 """Lists and objects inside each other."""
 MOST_MESSAGES, MOST_PARTS, MOST_MEDIA, MOST_TOOLS = 10_000, 10_000, 1_000, 1_000
-"""Of one request; tool calls count as parts."""
+"""Parts that one request may have; tool calls count as parts."""
 MOST_TEXT, MOST_ARGUMENTS = 8 << 20, 1 << 20
 """Bytes of a request without its media, and characters of the arguments of its tool calls."""
 WEIGHED = 128 << 10
