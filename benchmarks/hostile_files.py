@@ -8,7 +8,9 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +30,12 @@ class HostileFile:
 def hostile_files(n: int, seed: int = 0) -> list[HostileFile]:
     """All bombs, and mutants up to `n` files in all; the same files for the same seed and library versions."""
     found = list(bombs())
+    return [*found, *mutants(n - len(found), seed)][:n]
+
+
+def mutants(n: int, seed: int = 0) -> list[HostileFile]:
+    """So many files that were good; every kind comes in turn."""
+    found: list[HostileFile] = []
     with tempfile.TemporaryDirectory() as folder:
         good = [(path.name, path.read_bytes()) for path in make_files(Path(folder))]
     rng = np.random.default_rng(seed)
@@ -40,7 +48,7 @@ def hostile_files(n: int, seed: int = 0) -> list[HostileFile]:
         if rng.random() < 0.05:
             kind = kinds[int(rng.integers(len(kinds)))]
         found.append(HostileFile(f"{name}, {how.__name__.strip('_').replace('_', ' ')}", kind, mutant))
-    return found[:n]
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ mutations
@@ -119,7 +127,7 @@ def bombs() -> Iterator[HostileFile]:
     yield HostileFile("TIFF with a strip of 4 GiB", "image", tiff(4_000, 2**32 - 1))
     yield HostileFile("WebP with a canvas of 16383x16383", "image", webp(16_383))
     yield HostileFile("WAV of two million chunks", "audio", wav(b"junk" + bytes(4), 2**21))
-    yield HostileFile("WAV of 4,294,967,295 channels", "audio", wav(b"", 0, channels=2**16 - 1))
+    yield HostileFile("WAV of 65,535 channels", "audio", wav(b"", 0, channels=2**16 - 1))
     yield HostileFile("FLAC that promises 2^36 samples", "audio", promising_flac())
     yield HostileFile("FLAC of 100 million samples of silence", "audio", silence(100_000_000))
     yield HostileFile("MP3 behind a tag of 256 MiB", "audio", b"ID3\4\0\0\x7f\x7f\x7f\x7f" + bytes(1000))
@@ -128,7 +136,7 @@ def bombs() -> Iterator[HostileFile]:
     yield HostileFile("MP4 with a table of 2^32 samples", "video", lying_table())
     yield HostileFile("Matroska with a thousand segments in each other", "video", nested_elements(1_000))
     yield HostileFile("Matroska with a million empty clusters", "video", SEGMENT + b"\x1f\x43\xb6\x75\x80" * 2**20)
-    yield HostileFile("film of 1,500 frames of 4096x4096 that never change", "video", still_film(4096, 1_500))
+    yield HostileFile("film of 2,000 frames of 4096x4096 that never change", "video", still_film(4096, 2_000))
 
 
 SDP = b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n"
@@ -243,21 +251,22 @@ def still_film(side: int, frames: int) -> bytes:
     """A grey film in which nothing moves: a few bytes a frame, each as much work as any."""
     import av
 
+    encoder: Any = av.CodecContext.create("mpeg4", "w")
+    encoder.width = encoder.height = side
+    encoder.pix_fmt, encoder.time_base, encoder.gop_size = "yuv420p", Fraction(1, 30), 600
+    grey = av.VideoFrame.from_ndarray(np.full((side * 3 // 2, side), 128, np.uint8), format="yuv420p")
+    encoded: list[bytes] = []
+    for i in range(3):
+        grey.pts = i
+        encoded += [bytes(packet) for packet in encoder.encode(grey)]
+    first, still = encoded[0], encoded[-1]
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as out:
-        stream = out.add_stream("mpeg4", rate=30)
-        stream.width = stream.height = side  # type: ignore[union-attr]
-        stream.pix_fmt = "yuv420p"  # type: ignore[union-attr]
-        stream.gop_size = 600  # type: ignore[union-attr]
-        frame = av.VideoFrame.from_ndarray(np.full((side * 3 // 2, side), 128, np.uint8), format="yuv420p")
-        packets: list[bytes] = []
-        for i in range(min(frames, 12)):
-            frame.pts = i
-            for packet in stream.encode(frame):  # type: ignore[union-attr]
-                packets.append(bytes(packet))
-                out.mux(packet)
-        for i in range(len(packets), frames):
-            packet = av.Packet(packets[-1])
-            packet.stream, packet.time_base, packet.pts, packet.dts = stream, stream.time_base, i, i  # type: ignore[assignment]
+        stream: Any = out.add_stream("mpeg4", rate=30)
+        stream.width = stream.height = side
+        stream.pix_fmt = "yuv420p"
+        for i in range(frames):
+            packet = av.Packet(still if i else first)
+            packet.stream, packet.time_base, packet.pts, packet.dts, packet.is_keyframe = stream, Fraction(1, 30), i, i, i == 0
             out.mux(packet)
     return buffer.getvalue()

@@ -32,6 +32,9 @@ MAX_FRAME_BYTES = 4 * 2**30
 FEW_FRAMES = 64
 """So many frames of any size that is allowed are within `MAX_FRAME_BYTES`; the size of a frame then need not be known."""
 
+DECORD = ("mov", "matroska")
+"""Demuxers that decord is given; it cannot open GIF, and damaged AVI makes it crash the process."""
+
 BLOCK_VALUES = 2**24
 """Samples, of all channels together, that are read at a time: 64 MiB."""
 
@@ -227,7 +230,7 @@ def decode_video(data: bytes, max_frames: int = 16, sample: FrameSampler | None 
     if sample is None:
         sample = _evenly(max_frames)
     try:
-        frames, count, fps = _decode_decord(data, sample) if film.decoder != "gif" else _decode_pyav(data, sample)
+        frames, count, fps = _decode_decord(data, sample) if film.decoder in DECORD else _decode_pyav(data, sample)
     except MediaError:
         raise
     except Exception:

@@ -122,6 +122,7 @@ def _readings(core: ServiceCore, hub: SessionHub, rolling: RolloutHub) -> list[t
         ("relax_episodes_running", "Places taken.", "", {"": float(core.slots.running.total())}),
         ("relax_episodes_waiting", "Episodes that wait for a place.", "", {"": float(core.slots.waiting)}),
         ("relax_sessions_open", "Sessions that are not over.", "", {"": float(hub.open_count)}),
+        ("relax_media_processes_ended", "Decoding processes that an item ended.", "", {"": float(core.decoders.killed)}),
         ("relax_paused", "Whether the service is paused.", "", {"": float(not core.gate.is_set())}),
         ("relax_requests_reading", "Large requests that wait for a thread.", "", {"": float(core.work.waiting)}),
         ("relax_rollouts_playing", "Rollouts under way.", "", {"": float(rolling.playing)}),
