@@ -28,7 +28,7 @@ class HostileFile:
 
 
 def hostile_files(n: int, seed: int = 0) -> list[HostileFile]:
-    """All bombs, and mutants up to `n` files in all; the same files for the same seed and library versions."""
+    """All bombs, and mutants up to `n` files in all; a seed fixes the mutations, but not all encoders write the same twice."""
     found = list(bombs())
     return [*found, *mutants(n - len(found), seed)][:n]
 
