@@ -126,7 +126,7 @@ def test_lines_for_people(tmp_path: Path, service: Service) -> None:
     it.stop()
     log = (tmp_path / "service" / "serve.log").read_text()
     assert "relax serve: ready at http" in log and "relax serve: ended" in log
-    (line,) = [line for line in log.splitlines() if "/v1/nothing" in line]
+    (line,) = [line for line in log.splitlines() if "/v1/nothing" in line and "relax_server.requests" in line]
     assert " INFO relax_server.requests request method=GET path=/v1/nothing%0aINFO status=404 ms=" in line
     (line,) = [line for line in log.splitlines() if "session opened" in line]
     assert f"session={id}" in line and "env=none" in line and "key=local" in line
@@ -140,7 +140,7 @@ def test_lines_for_people_steer_no_terminal() -> None:
 def test_by_default_there_are_no_lines_for_requests(service: Service) -> None:
     with service.client() as client:
         assert client.get("/v1/envs").status_code == 200
-    assert "request" not in (service.folder / "serve.log").read_text()
+    assert "relax_server.requests" not in (service.folder / "serve.log").read_text()
 
 
 @pytest.mark.parametrize("wrong", [("--log-format", "xml"), ("--log-level", "loud")])
