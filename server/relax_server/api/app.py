@@ -18,7 +18,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from relax_sdk.errors import RelaxError
-from relax_server.api.auth import session_called
+from relax_server.api.auth import known_caller, session_called
 from relax_server.api.core import ServiceCore
 from relax_server.api.door.front import in_front
 from relax_server.api.log_rotation import LogRotation
@@ -99,6 +99,10 @@ def _model_calls(core: ServiceCore, hub: SessionHub) -> list[Route | WebSocketRo
     """What an OpenAI client calls."""
 
     async def models(request: Request) -> Response:
+        try:
+            await known_caller(request, core, hub)
+        except RelaxError as error:
+            return error_response(as_api_error(error))
         model = {"id": core.config.model, "object": "model", "created": 0, "owned_by": "relax"}
         return json_response({"object": "list", "data": [model]})
 

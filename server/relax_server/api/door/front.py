@@ -52,15 +52,15 @@ def in_front(
 
     Args:
         app: the application.
-        routes: that are tried first.
+        routes: that are tried first; they look at the key themselves, before they read the body.
         failed: answers a request in which an endpoint of `routes` failed.
         core: of the service.
         hub: of its sessions.
     """
     config = core.config
-    inner: ASGIApp = Shortcut(app, routes, failed)
+    inner: ASGIApp = Shortcut(KnownCallers(app, core, hub), routes, failed)
     inner = BoundedBodies(inner, large=config.max_body, small=config.door.json_bytes)
-    inner = OwnPages(KnownCallers(inner, core, hub))
+    inner = OwnPages(inner)
     if config.hosts:  # a web page must not reach it under a name of its own
         inner = TrustedHostMiddleware(inner, allowed_hosts=config.hosts)
     return RequestLog(inner)

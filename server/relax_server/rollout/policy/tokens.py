@@ -104,10 +104,11 @@ class TokenPolicy(Policy):
 
     async def _plan(self, messages: Sequence[Message], options: CallOptions) -> PromptPlan:
         """The prompt of a call; a conversation that cannot fit is refused before any of it is rendered."""
-        characters = _characters(messages)
         bounds = self.recorder.processor.bounds
-        most = min(self.max_tokens, bounds.context)
-        self._require_room(bounds.fewest_tokens(characters), most, "at least ")
+        characters, most = options.size, min(self.max_tokens, bounds.context)
+        if not 0 < options.size <= SMALL:  # what is small is soon rendered, and its tokens are counted below
+            characters = _characters(messages)
+            self._require_room(bounds.fewest_tokens(characters), most, "at least ")
         asked = await self.keep(messages), options.tools, options.tools_key
         size = max(characters, options.size, MESSAGE * len(messages))
         if self._work is None or size <= SMALL:
