@@ -67,7 +67,9 @@ def backup(folder: Path, journal: str | None, to: Path, say: Say) -> Backup:
         if remote:
             say("copying the database")
             _pg(["pg_dump", "--format=custom", f"--file={to / DUMP}"], str(journal))
-        for file in _databases_first(folder):
+        files = _databases_first(folder)
+        say(f"copying {len(files)} files")
+        for file in files:
             target = to / file.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             _copy(file, target, say)
@@ -101,20 +103,21 @@ def restore(source: Path, folder: Path, journal: str | None, say: Say) -> Backup
         if journal is not None:
             say("restoring the database")
             _pg(["pg_restore", "--exit-on-error", "--no-owner", "--single-transaction", str(source / DUMP)], journal)
-        for file in sorted(source.rglob("*")):
-            if file.is_file() and file.name not in (MANIFEST, DUMP):
-                target = folder / file.relative_to(source)
-                target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                shutil.copy2(file, target)
+        files = [file for file in sorted(source.rglob("*")) if file.is_file() and file.name not in (MANIFEST, DUMP)]
+        say(f"restoring {len(files)} files")
+        for file in files:
+            target = folder / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            shutil.copy2(file, target)
     return made
 
 
-def _databases_first(folder: Path) -> Iterator[Path]:
+def _databases_first(folder: Path) -> list[Path]:
     """The files to copy: SQLite files before all others."""
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.is_symlink()]
     files = [file for file in files if file.relative_to(folder).parts[0] not in SKIPPED]
     files = [file for file in files if not file.name.endswith((".db-wal", ".db-shm", ".db-journal"))]
-    return iter(sorted(files, key=lambda file: file.suffix != ".db"))
+    return sorted(files, key=lambda file: file.suffix != ".db")
 
 
 def _copy(file: Path, target: Path, say: Say) -> None:

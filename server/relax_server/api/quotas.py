@@ -171,7 +171,7 @@ class TokenRates:
         self._clock = clock
         self._left: dict[str, tuple[float, float]] = {}
         self._lines: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """In which those wait who wait for tokens, by key."""
+        """Lines of those who wait for tokens, by key."""
 
     def _now(self, key: Key) -> float:
         now = self._clock()
