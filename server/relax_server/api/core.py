@@ -29,6 +29,7 @@ from relax_server.api.pausing import Gate, GatedSlots, Slots
 from relax_server.api.private import private_folder
 from relax_server.api.quotas import FairSlots, KeyMeter, TokenRates
 from relax_server.api.settings import ServiceConfig
+from relax_server.api.workers.place import WorkerPlace
 from relax_server.gateway.errors import ApiError
 from relax_server.journal import open_journal
 from relax_server.journal.sql import SqlJournal
@@ -62,14 +63,15 @@ class ServiceCore:
         config: its settings.
         processor: of the model that the engines serve.
         pool: of engines.
+        place: of this process among the workers of the service; None: it is the only one.
 
     Raises:
         ConfigError: it would be open to other machines without a key.
         JournalError: the journal cannot be opened.
     """
 
-    def __init__(self, config: ServiceConfig, processor: Processor, pool: EnginePool) -> None:
-        self.config, self.processor, self.pool = config, processor, pool
+    def __init__(self, config: ServiceConfig, processor: Processor, pool: EnginePool, place: WorkerPlace | None = None) -> None:
+        self.config, self.processor, self.pool, self.place = config, processor, pool, place or WorkerPlace()
         self.max_body = config.max_body
         journal = open_journal(config.journal or config.folder / "journal.db")
         if not isinstance(journal, SqlJournal):
