@@ -173,35 +173,40 @@ class TokenRates:
         self._lines: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Lines of those who wait for tokens, by key."""
 
-    def _now(self, key: Key) -> float:
-        now = self._clock()
-        left, at = self._left.get(key.id, (float(key.tokens_per_minute), now))
-        left = min(key.tokens_per_minute, left + (now - at) / MINUTE * key.tokens_per_minute)
-        self._left[key.id] = left, now
-        return left
+    def _level(self, key: Key) -> tuple[float, float]:
+        """Tokens that a key has left, and the time."""
+        now, quota = self._clock(), key.tokens_per_minute
+        left, at = self._left.get(key.id, (quota, now))
+        return min(quota, left + (now - at) / MINUTE * quota), now
 
     def check(self, key: Key) -> None:
-        """Raise if a key has used up its tokens.
+        """Raise if a key has used up its tokens; see `charge`."""
+        self.charge(key, 0)
+
+    def charge(self, key: Key, tokens: int) -> None:
+        """Take tokens, unless a key has used up its own.
 
         Raises:
             ApiError: 429, with the seconds to wait.
         """
-        left = self._now(key)
+        left, now = self._level(key)
         if left <= 0:
             wait = max(1, round(-left / key.tokens_per_minute * MINUTE + 1))
             message = f"key {key.name!r} has used its {key.tokens_per_minute} tokens a minute; try again in {wait} s"
             raise ApiError(429, message, "tokens_per_minute", headers={"Retry-After": str(wait)})
+        self._left[key.id] = left - tokens, now
 
     async def wait(self, key: Key, tokens: int) -> None:
         """Take tokens as soon as a key has any left; who came first is first."""
         async with self._lines[key.id]:
-            while self._now(key) <= 0:  # noqa: ASYNC110 - time alone fills the bucket, and others who give back
+            while self._level(key)[0] <= 0:  # noqa: ASYNC110 - time alone fills the bucket, and others who give back
                 await asyncio.sleep(LOOK_SECONDS)
             self.take(key, tokens)
 
     def take(self, key: Key, tokens: int) -> None:
         """Count tokens; the bucket may go below empty. A negative number gives some back."""
-        self._left[key.id] = self._now(key) - tokens, self._clock()
+        left, now = self._level(key)
+        self._left[key.id] = left - tokens, now
 
 
 class KeyMeter:
@@ -224,8 +229,7 @@ class KeyMeter:
         """
         if self._patient:
             return await self._rates.wait(self._key, tokens)
-        self._rates.check(self._key)
-        self._rates.take(self._key, tokens)
+        self._rates.charge(self._key, tokens)
 
     def give_back(self, tokens: int) -> None:
         """Return what a call has not generated."""

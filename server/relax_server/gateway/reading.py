@@ -74,7 +74,14 @@ def parsed(raw: bytes | str) -> Parsed:
         raise bad(f"the body is not JSON: {error}", code="invalid_json") from error
     if (len(body) > SMALL or body.count(b"[") + body.count(b"{") > DEPTH) and _deep(value):
         raise bad(f"the body nests more than {DEPTH} lists and objects inside each other", code="too_deep")
-    return Parsed(value, len(body), len(body) > WEIGHED or any(mark in body for mark in _MARKS))
+    return Parsed(value, len(body), len(body) > WEIGHED or _may_hold_media(body))
+
+
+def _may_hold_media(body: bytes) -> bool:
+    for mark in _MARKS:  # noqa: SIM110 - each model call comes here, and a generator costs more than the looks themselves
+        if mark in body:
+            return True
+    return False
 
 
 async def understand(

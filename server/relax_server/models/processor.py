@@ -19,6 +19,7 @@ from relax_sdk.errors import ConfigError, TokenError
 from relax_sdk.media import Media, MediaKey
 from relax_sdk.messages import AssistantMessage, Message, Text
 from relax_server.models.answers import AnswerReader
+from relax_server.models.chat_template import compiled
 from relax_server.models.media_features import FeatureExtractor, Kind, MediaFeatures
 from relax_server.models.processor_config import ProcessorConfig
 from relax_server.models.shared_features import SharedFeatures
@@ -158,15 +159,12 @@ class Processor:
         return ids[: end + 1]
 
     def _template(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], generate: bool) -> str:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         rows = [self._template_message(m) for m in messages]
         schemas: Any = list(tools) or None
-        template = self.tokenizer.get_chat_template(tools=schemas)
-        texts, _ = render_jinja_template(
-            [rows], schemas, chat_template=template, add_generation_prompt=generate, **self._special_tokens
+        program = compiled(self.tokenizer.get_chat_template(tools=schemas))
+        return program.render(
+            messages=rows, tools=schemas, documents=None, add_generation_prompt=generate, **self._special_tokens
         )
-        return texts[0]
 
     def _template_message(self, message: Message) -> dict[str, Any]:
         unknown = {m.kind for m in message.media} - self.modalities

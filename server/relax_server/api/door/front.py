@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from fastapi.responses import Response
-from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Match, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,6 +20,29 @@ from relax_server.api.sessions import SessionHub
 Fails = Callable[[Request, Exception], Awaitable[Response]]
 
 
+class Called:
+    """The endpoint of a route, without what Starlette puts around one to answer errors: it answers its own.
+
+    Args:
+        route: whose endpoint is a coroutine function from a request to an answer.
+        failed: answers a request if the endpoint raises after all.
+    """
+
+    def __init__(self, route: Route, failed: Fails) -> None:
+        self._endpoint: Callable[[Request], Awaitable[Response]] = route.endpoint
+        self._failed = failed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        try:
+            response = await self._endpoint(request)
+        except ClientDisconnect:  # in the middle of its body; nobody waits for an answer
+            return
+        except Exception as error:
+            response = await self._failed(request, error)
+        await response(scope, receive, send)
+
+
 class Shortcut:
     """Routes that are tried before the application's, and before all that those need.
 
@@ -32,7 +54,7 @@ class Shortcut:
 
     def __init__(self, app: ASGIApp, routes: Sequence[Route | WebSocketRoute], failed: Fails) -> None:
         self.app = app
-        self._routes = [(route, ServerErrorMiddleware(route.handle, handler=failed)) for route in routes]
+        self._routes = [(route, route.app if isinstance(route, WebSocketRoute) else Called(route, failed)) for route in routes]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
