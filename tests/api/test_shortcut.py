@@ -3,11 +3,10 @@
 import asyncio
 from typing import Any
 
+from relax_server.api.door.front import Shortcut
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-
-from relax_server.api.door.front import Shortcut
 
 
 def asked(path: str, method: str = "POST", raised: Exception | None = None) -> tuple[list[dict[str, Any]], list[Exception]]:
