@@ -41,6 +41,10 @@ class Service:
         self.process.wait(30)
 
 
+MANY_REFUSALS = ("--refusals-per-second", "100000")
+"""Tests are refused more often than a tenant."""
+
+
 def start(folder: Path, *arguments: str, port: int = 0, key: str = "") -> Service:
     """Start `relax serve` and wait until it is ready."""
     command = [sys.executable, "-m", "relax_sdk.cli", "serve", "--folder", str(folder), "--port", str(port), *arguments]

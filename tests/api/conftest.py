@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from postgres_server import postgres  # noqa: F401  (fixture)
 from rollout_bench import bench, processor  # noqa: F401  (fixtures)
-from service_process import Service, start
+from service_process import MANY_REFUSALS, Service, start
 
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Without keys, at a loopback address."""
-    it = start(tmp_path_factory.mktemp("service"), "--drain-seconds", "1")
+    it = start(tmp_path_factory.mktemp("service"), "--drain-seconds", "1", *MANY_REFUSALS)
     yield it
     it.stop()
 
@@ -32,7 +32,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterat
     journal.close()
     with service.client() as client:
         engine = client.get("/v1/models").json()["engines"][0]["url"]
-    it = start(folder, "--engine", engine, "--drain-seconds", "1", key=secret)
+    it = start(folder, "--engine", engine, "--drain-seconds", "1", *MANY_REFUSALS, key=secret)
     yield it
     it.stop()
 

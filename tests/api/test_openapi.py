@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from openapi_hooks import LIMIT
 from relax_server.api.keys import KeyRing
+from relax_server.api.trainings.store import TrainingStore
 from relax_server.journal.sql import SqlJournal
-from service_process import Service, start
+from service_process import MANY_REFUSALS, Service, start
 
 HELLO = [{"role": "user", "content": "hello"}]
 EXAMPLES = 12
@@ -35,9 +36,19 @@ def fuzzed(tmp_path: Path, service: Service) -> Iterator[Service]:
     journal.close()
     with service.client() as client:
         engine = client.get("/v1/models").json()["engines"][0]["url"]
-    it = start(tmp_path, "--engine", engine, "--drain-seconds", "0", key=admin)
+    it = start(tmp_path, "--engine", engine, "--drain-seconds", "0", *MANY_REFUSALS, key=admin)
     yield it
     it.stop()
+
+
+def use_up_runs(path: Path, key: str) -> None:
+    """Give a key a run that another server has under way: its own are checked and refused, and never begin, which takes long."""
+    journal = SqlJournal(path)
+    owner = KeyRing(journal).by_id(key)
+    assert owner is not None and owner.runs == 1
+    row = dict(id="t_elsewhere", key=key, idempotency_key=None, step=0, state="running", request={}, created_at=0.0)
+    TrainingStore(journal, "another server").insert(row, owner)
+    journal.close()
 
 
 @pytest.mark.parametrize(
@@ -45,7 +56,9 @@ def fuzzed(tmp_path: Path, service: Service) -> Iterator[Service]:
 )
 def test_whatever_is_sent_is_answered(fuzzed: Service, examples: int, seconds: float) -> None:
     with fuzzed.client() as client:
-        key = client.post("/v1/keys", json={"name": "anybody", "episodes": 100_000, "tokens_per_minute": 1 << 40}).json()
+        wanted = {"name": "anybody", "episodes": 100_000, "tokens_per_minute": 1 << 40, "runs": 1}
+        key = client.post("/v1/keys", json=wanted).json()
+        use_up_runs(fuzzed.folder / "journal.db", key["id"])
         published = client.get("/openapi.json")
         operations = sum(len(methods) for methods in published.json()["paths"].values())
     schema = fuzzed.folder / "openapi.json"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from starlette.requests import HTTPConnection
 
 from relax_server.api.core import ServiceCore
@@ -48,7 +50,8 @@ async def _key(secret: str, core: ServiceCore) -> Key:
         return key
     locked = await core.wants_keys()
     if secret and (locked or core.config.no_keys):
-        key = await core.ask(core.keys.find, secret)
+        async with core.strangers if core.keys.seen(secret) is None else contextlib.nullcontext():
+            key = await core.ask(core.keys.find, secret)
     if key is None and locked:
         raise ApiError(401, _wrong(secret), "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
     return key or LOCAL

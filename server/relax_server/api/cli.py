@@ -54,6 +54,9 @@ def serve(
     max_connections_per_address: Annotated[int, typer.Option(help="Open connections of one address.")] = 8192,
     header_seconds: Annotated[float, typer.Option(help="Seconds for the headers of a request.")] = 10.0,
     body_seconds: Annotated[float, typer.Option(help="Seconds for the body of a request.")] = 120.0,
+    refusals_per_second: Annotated[
+        float, typer.Option(help="Refused requests of a key, or of an address without one; who has more is slowed down.")
+    ] = 50.0,
     proxy: Annotated[
         list[str] | None,
         typer.Option(help="Address of a proxy whose X-Forwarded-For and -Proto are believed; may be repeated."),
@@ -83,6 +86,7 @@ def serve(
         header_seconds=header_seconds,
         body_seconds=body_seconds,
         json_bytes=max_json,
+        refusals_per_second=refusals_per_second,
     )
     config = ServiceConfig(
         folder,

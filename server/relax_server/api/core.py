@@ -16,6 +16,7 @@ from relax_sdk.registry import EnvSpec
 from relax_sdk.session import Agent
 from relax_sdk.tasks import KeptRows, task_splits
 from relax_sdk.trajectory import Group
+from relax_server.api.door.refusals import Refusals
 from relax_server.api.environments.hub import EnvHub
 from relax_server.api.environments.sandbox import Sandbox
 from relax_server.api.events import EventLog
@@ -88,6 +89,9 @@ class ServiceCore:
                 f"{how}: other machines could reach the service, and there is no key yet; "
                 f"make one with `relax keys add NAME --folder {config.folder}`"
             )
+        self.refusals = Refusals(config.door.refusals_per_second)
+        self.strangers = asyncio.Semaphore(1)
+        """Held while a key is looked up that was never seen to work: guesses leave the database to the others."""
         self.identity = Identity(config.folder)
         self.store = MediaStore(config.folder / "media")
         self.threads = CallThreads("environment", ENV_THREADS)

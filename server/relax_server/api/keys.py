@@ -24,6 +24,8 @@ RUNS = 16
 """Training runs that a key may have under way if nothing else is said."""
 KNOWN_SECONDS = 2.0
 """How long a key is believed without asking the database again: a revoked one works that much longer."""
+MOST_KNOWN = 10_000
+"""Keys and guesses that are remembered; then guesses are forgotten."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,8 @@ class KeyRing:
                 query = select(keys).where(keys.c.hash == hashed, keys.c.revoked_at.is_(None))
                 row = connection.execute(query).mappings().first()
             key = _key(dict(row)) if row is not None else None
-            if len(self._known) > 10_000:  # guesses are remembered too, so that they cost no query each
-                self._known.clear()
+            if len(self._known) > MOST_KNOWN:  # guesses are remembered too, so that they cost no query each
+                self._keep(lambda known: known is not None)
             self._known[hashed] = now, key
         return key if key is not None and not self._expired(key) else None
 
@@ -129,6 +131,10 @@ class KeyRing:
         asked, key = self._known.get(digest(secret), (-math.inf, None))
         fresh = key is not None and self._elapsed() - asked <= KNOWN_SECONDS
         return key if fresh and key is not None and not self._expired(key) else None
+
+    def seen(self, secret: str) -> Key | None:
+        """The key that a secret belonged to when the database was last asked; it may have ended since. Never blocks."""
+        return self._known.get(digest(secret), (-math.inf, None))[1]
 
     def by_id(self, id: str) -> Key | None:
         """The key with an id, if it works."""
@@ -176,8 +182,14 @@ class KeyRing:
         with self._journal.writing(f"revoke key {id}") as connection:
             change = update(keys).where(keys.c.id == id, keys.c.revoked_at.is_(None)).values(revoked_at=self._clock())
             done = connection.execute(change).rowcount == 1
-        self._known.clear()
+        self._keep(lambda known: known is None or known.id != id)
         return done
+
+    def _keep(self, wanted: Callable[[Key | None], bool]) -> None:
+        """Forget what is known of the others."""
+        for hashed, (_, key) in list(self._known.items()):
+            if not wanted(key):
+                self._known.pop(hashed, None)
 
     def _expired(self, key: Key) -> bool:
         """Whether a key's time is over; a clock that is set back after the key was first seen prolongs nothing."""

@@ -98,6 +98,7 @@ async def _serve(config: ServiceConfig) -> None:
         )
         connections = Connections(config.door, connections_allowed(config.door.connections), config.proxies)
         core.metrics.watch(ServiceState(connections.readings))
+        core.metrics.watch(ServiceState(core.refusals.readings))
         server = _Server(connections.configure(settings))
         Ending(core, app.sessions, app.trainings, server, say, lambda: _kill(process)).listen()
         settle()

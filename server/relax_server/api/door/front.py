@@ -14,6 +14,7 @@ from relax_server.api.core import ServiceCore
 from relax_server.api.door.bodies import BoundedBodies
 from relax_server.api.door.browsers import OwnPages
 from relax_server.api.door.callers import KnownCallers
+from relax_server.api.door.pace import PacedRefusals
 from relax_server.api.logs import RequestLog
 from relax_server.api.sessions import SessionHub
 
@@ -85,4 +86,4 @@ def in_front(
     inner = OwnPages(inner)
     if config.hosts:  # a web page must not reach it under a name of its own
         inner = TrustedHostMiddleware(inner, allowed_hosts=config.hosts)
-    return RequestLog(inner)
+    return RequestLog(PacedRefusals(inner, core, hub))

@@ -28,14 +28,16 @@ class DoorLimits:
     """Seconds from the first byte of a request to the last one of its body."""
     json_bytes: int = 4 << 20
     """Bytes of a request that carries no media and no code."""
+    refusals_per_second: float = 50.0
+    """Refused requests of one key, or of one address without a key; who has more is slowed down."""
 
     def __post_init__(self) -> None:
         for name, least in (("connections", 1), ("connections_per_address", 1), ("json_bytes", 1024)):
             if getattr(self, name) < least:
                 raise ConfigError(f"DoorLimits.{name} = {getattr(self, name)}; allowed: {least} or more")
-        for name in ("header_seconds", "body_seconds"):
+        for name in ("header_seconds", "body_seconds", "refusals_per_second"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"DoorLimits.{name} = {getattr(self, name)}; allowed: above 0 seconds")
+                raise ConfigError(f"DoorLimits.{name} = {getattr(self, name)}; allowed: above 0, and finite")
 
 
 def connections_allowed(wanted: int) -> int:

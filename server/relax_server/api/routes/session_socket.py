@@ -93,6 +93,7 @@ class _Connection:
         self._opening = False
         owner = session.key if session is not None else key
         assert owner is not None
+        self._owner = owner.id
         self._work = self.core.work.of(owner.id)
 
     async def serve(self) -> None:
@@ -135,6 +136,7 @@ class _Connection:
         """The answer to one message."""
         id: Any = None
         try:
+            await self.core.refusals.turn(self._owner)
             parsed = await parse(raw, self._work)
             if not isinstance(parsed.value, dict):
                 raise bad("the message must be a JSON object")
@@ -143,7 +145,10 @@ class _Connection:
             id = named
             return {"id": id, "result": await self._carry_out(parsed.value.pop("op", None), parsed)}
         except RelaxError as error:
-            return {"id": id} | as_api_error(error).body
+            told = as_api_error(error)
+            if told.status < 500:
+                self.core.refusals.note(self._owner)
+            return {"id": id} | told.body
         except Exception as error:  # else nobody would ever answer
             logger.exception("a message of a session failed")
             message = f"the service failed: {type(error).__name__}; see its log"
