@@ -42,7 +42,7 @@ def fuzzed(tmp_path: Path, service: Service) -> Iterator[Service]:
 
 
 def use_up_runs(path: Path, key: str) -> None:
-    """Give a key a run that another server has under way: its own are checked and refused, and never begin, which takes long."""
+    """Give a key a run that another server has under way: its own are checked and refused, and never begin."""
     journal = SqlJournal(path)
     owner = KeyRing(journal).by_id(key)
     assert owner is not None and owner.runs == 1
