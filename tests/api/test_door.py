@@ -198,6 +198,15 @@ async def test_connections_at_work_are_not_closed_for_others() -> None:
         await until(lambda: not connections.open)
 
 
+async def test_a_websocket_is_open_for_longer_than_headers_may_take() -> None:
+    async with serving(Connections(LATE, 10)) as port, websockets.connect(f"ws://127.0.0.1:{port}/") as talk:
+        await talk.send("hello")
+        assert await talk.recv() == "hello"
+        await asyncio.sleep(2 * LATE.header_seconds)
+        await talk.send("still here")
+        assert await talk.recv() == "still here"
+
+
 def test_no_address_may_have_all_connections() -> None:
     assert Connections(DoorLimits(), 400).each == 300 and Connections(DoorLimits(), 1).each == 1
     assert Connections(DoorLimits(connections_per_address=10), 400).each == 10

@@ -146,6 +146,8 @@ class GuardedHttp(HttpToolsProtocol):
         if self._refused or self.transport.is_closing():
             return
         super().data_received(data)
+        if self.transport.get_protocol() is not self:  # it is a WebSocket now, which may say nothing for as long as it likes
+            return
         if self._awaited == "headers":
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
