@@ -16,6 +16,7 @@ RelaxError
 │   ├── EngineUnavailable    it cannot be reached, or did not answer in time
 │   └── EngineAborted        the request was aborted before it finished
 ├── JournalError             the journal cannot be read or written, or a lease is not held
+│   ├── ClaimLost            another program has what this one worked on, so it may not write to it any more
 │   └── UnstorableError      a value or a group cannot be stored as it is, however often it is tried
 ├── StorageError             the disk that media are kept on is full or cannot be written
 ├── BusError                 the queue between the training roles cannot be started, reached or rebuilt
@@ -34,6 +35,7 @@ from pathlib import Path
 __all__ = [
     "BusError",
     "CheckpointError",
+    "ClaimLost",
     "ConfigError",
     "EngineAborted",
     "EngineDenied",
@@ -140,6 +142,10 @@ class EngineAborted(EngineError):
 
 class JournalError(RelaxError):
     """The journal cannot be read or written, or a lease is not (or no longer) held."""
+
+
+class ClaimLost(JournalError):
+    """What this program worked on is another program's now, or is over; nothing was written, and trying again does not help."""
 
 
 class UnstorableError(JournalError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from relax_server.journal import migrate, migrations, open_journal, schema, sqlite
+from relax_server.journal.claims import Claimed
 from relax_server.journal.payload import pack
 from relax_server.journal.sql import SqlJournal
 from sample_groups import make_group
 from sqlalchemy import Engine, MetaData, insert, select, text
 
 from relax_sdk.errors import JournalError
+from relax_sdk.run_lock import Holder
 
 RUN = "run-1"
 
@@ -35,7 +38,7 @@ def database(path: Path, revision: str) -> Engine:
 
 def test_the_code_knows_the_newest_revision() -> None:
     assert scripts().get_current_head() == schema.HEAD
-    assert [script.revision for script in scripts().walk_revisions()] == [f"000{n}" for n in range(8, 0, -1)]
+    assert [script.revision for script in scripts().walk_revisions()] == [f"000{n}" for n in range(9, 0, -1)]
 
 
 def test_the_revisions_lead_to_the_tables_of_the_schema(tmp_path: Path) -> None:
@@ -119,13 +122,28 @@ def test_older_runs_belong_to_their_only_owner(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_a_claim_outlives_an_upgrade(tmp_path: Path) -> None:
+    path, holder = tmp_path / "journal.db", Holder(7, "vm1", "elsewhere", born=3, since=2.0, id="one")
+    engine = database(path, "0008")
+    old = MetaData()
+    old.reflect(engine)
+    with engine.connect().execution_options(**sqlite.WRITE) as connection, connection.begin():
+        connection.execute(insert(old.tables["runs"]).values(id=RUN, created_at=1.0))
+        row = {f"holder_{name}": value for name, value in asdict(holder).items()}
+        connection.execute(insert(old.tables["claims"]).values(run=RUN, beat=41, **row))
+    engine.dispose()
+    journal = open_journal(path)
+    assert journal.claim(RUN, Holder.here()) == Claimed(holder, 41) and journal.beat(RUN, holder)
+    journal.close()
+
+
 def test_a_journal_newer_than_the_code_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     engine = database(path, schema.HEAD)
     with engine.connect().execution_options(**sqlite.WRITE) as connection, connection.begin():
         connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
     with pytest.raises(
-        JournalError, match=r"newer version of Relax Gym \(revision 0999, this version knows up to 0008\): upgrade Relax Gym"
+        JournalError, match=r"newer version of Relax Gym \(revision 0999, this version knows up to 0009\): upgrade Relax Gym"
     ):
         open_journal(path)
     with engine.connect() as connection:

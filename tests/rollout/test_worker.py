@@ -201,7 +201,7 @@ async def test_the_run_ends_when_the_tasks_run_out(bench):
 async def test_the_run_ends_when_the_journal_fails(bench, monkeypatch):
     made = bench(Ask)
 
-    def commit_many(groups, run, split="train", owner=None):
+    def commit_many(groups, run, split="train", owner=None, held=None):
         raise JournalError("disk full")
 
     monkeypatch.setattr(made.journal, "commit_many", commit_many)

@@ -13,6 +13,7 @@ from relax_sdk.config import RolloutConfig
 from relax_sdk.errors import ConfigError, EpisodeTimeout, JournalError
 from relax_sdk.media import Kind, MediaRef, MediaStore
 from relax_sdk.registry import EnvSpec
+from relax_sdk.run_lock import Holder
 from relax_sdk.session import Agent
 from relax_sdk.tasks import KeptRows, task_splits
 from relax_sdk.trajectory import Group
@@ -33,6 +34,7 @@ from relax_server.api.settings import ServiceConfig
 from relax_server.api.workers.place import WorkerPlace
 from relax_server.gateway.errors import ApiError
 from relax_server.journal import open_journal
+from relax_server.journal.claims import Held
 from relax_server.journal.sql import SqlJournal
 from relax_server.rollout.commits import Committer
 from relax_server.rollout.context import RolloutContext, default_agent
@@ -93,6 +95,8 @@ class ServiceCore:
         self.strangers = asyncio.Semaphore(1)
         """Held while a key is looked up that was never seen to work: guesses leave the database to the others."""
         self.identity = Identity(config.folder)
+        self.holder = dataclasses.replace(Holder.here(), id=self.identity.id)
+        """This service, as others see it that share the journal."""
         self.store = MediaStore(config.folder / "media")
         self.threads = CallThreads("environment", ENV_THREADS)
         self.media_threads = CallThreads("media", MEDIA_THREADS)
@@ -271,14 +275,15 @@ class ServiceCore:
             message = f"run = {run!r}: the name belongs to another key, or to a training run; choose another"
             raise ApiError(409, message, "run_taken", "run")
 
-    async def commit(self, group: Group, run: str, split: str, key: str) -> bool:
-        """Make a group durable that was made for a key; False when it was there already.
+    async def commit(self, group: Group, run: str, split: str, key: str, held: Held | None = None) -> bool:
+        """Make a group durable that was made for a key, and under a claim; False when it was there already.
 
         Raises:
+            ClaimLost: another service has what it was made for, or that is over.
             UnstorableError: it cannot be stored, however often it is tried.
             JournalError: it is not known to be durable; committing it again is safe.
         """
-        return await self._committer.commit(group, split, run, key)
+        return await self._committer.commit(group, split, run, key, held)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that no request waits for; it is waited for when the service ends."""

@@ -12,9 +12,11 @@ from typing import Any
 
 from sqlalchemy import insert, select
 
-from relax_sdk.errors import JournalError, UnstorableError
+from relax_sdk.errors import ClaimLost, JournalError, UnstorableError
 from relax_server.api.logs import FIELDS
+from relax_server.journal import claims
 from relax_server.journal.apart import write_apart
+from relax_server.journal.claims import Held
 from relax_server.journal.schema import events
 from relax_server.journal.sql import SqlJournal
 from relax_server.rollout.threads import CallThreads
@@ -33,6 +35,10 @@ AGAIN = 1.0
 """Seconds after a write that failed until the next one."""
 PAUSE = 0.02
 """Seconds in which events gather before they are written: a transaction costs about as much as fifty of them."""
+
+
+_Waiting = tuple[Held | None, dict[str, Any]]
+"""The claim that an event is told under, and its row."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class EventLog:
 
     def __init__(self, journal: SqlJournal, threads: CallThreads, clock: Callable[[], float] = time.time) -> None:
         self._journal, self._threads, self._clock = journal, threads, clock
-        self._waiting: list[dict[str, Any]] = []
+        self._waiting: list[_Waiting] = []
         self._writer: asyncio.Task[None] | None = None
         self._told: dict[str, asyncio.Event] = {}
         self._followers: dict[str, int] = {}
@@ -70,12 +76,17 @@ class EventLog:
 
     def add(self, topic: str, kind: str, **data: Any) -> None:
         """Note an event; it is written soon, and logged at once: model calls and steps at level debug, the others at info."""
+        self.add_held(None, topic, kind, **data)
+
+    def add_held(self, held: Held | None, topic: str, kind: str, **data: Any) -> None:
+        """As `add`, for an event that is told under a claim; it is left out when that is lost before the event is written."""
         level = logging.DEBUG if kind in OFTEN else logging.INFO
         if logger.isEnabledFor(level):
             what, _, id = topic.partition("/")
             plain = {name: value for name, value in data.items() if isinstance(value, (str, int, float)) or value is None}
             logger.log(level, "%s %s", what, kind, extra={FIELDS: {what: id} | plain})
-        self._waiting.append({"topic": topic, "kind": kind, "data": data, "created_at": self._clock()})
+        row = {"topic": topic, "kind": kind, "data": data, "created_at": self._clock()}
+        self._waiting.append((held, row))
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
 
@@ -159,7 +170,7 @@ class EventLog:
                 except Exception as error:
                     results = [error] * len(batch)
                 late = self._sort_out(batch, results)
-                for topic in {row["topic"] for row in batch}:
+                for topic in {row["topic"] for _, row in batch}:
                     self.wake(topic)
                 self.error = late
                 if late is not None:
@@ -168,15 +179,17 @@ class EventLog:
         finally:
             self._writer = None
 
-    def _sort_out(self, batch: list[dict[str, Any]], results: Sequence[Exception | None]) -> JournalError | None:
+    def _sort_out(self, batch: list[_Waiting], results: Sequence[Exception | None]) -> JournalError | None:
         """Keep the events that may be written later, drop those that never can; returns why the former were not."""
-        late: list[dict[str, Any]] = []
+        late: list[_Waiting] = []
         why: JournalError | None = None
-        for row, error in zip(batch, results, strict=True):
-            if isinstance(error, UnstorableError):
+        for (held, row), error in zip(batch, results, strict=True):
+            if isinstance(error, ClaimLost):
+                logger.info("an event of %s is another service's to tell", row["topic"])
+            elif isinstance(error, UnstorableError):
                 logger.error("an event of %s cannot be stored and is left out: %s", row["topic"], error)
             elif error is not None:
-                late.append(row)
+                late.append((held, row))
                 why = error if isinstance(error, JournalError) else JournalError(f"cannot write events: {error}")
         self._waiting = late + self._waiting
         return why
@@ -186,12 +199,14 @@ class EventLog:
         if self._waiting and self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
 
-    def _insert(self, rows: Sequence[dict[str, Any]]) -> list[Exception | None]:
+    def _insert(self, rows: Sequence[_Waiting]) -> list[Exception | None]:
         """Write rows together; returns for each why it was not written."""
 
-        def write(part: Sequence[dict[str, Any]]) -> list[None]:
+        def write(part: Sequence[_Waiting]) -> list[Exception | None]:
             with self._journal.writing("write events") as connection:
-                connection.execute(insert(events), list(part))
-            return [None] * len(part)
+                lost = claims.lost(connection, {held for held, _ in part if held is not None})
+                if kept := [row for held, row in part if held not in lost]:
+                    connection.execute(insert(events), kept)
+            return [ClaimLost("another service tells") if held in lost else None for held, _ in part]
 
         return write_apart(write, rows)

@@ -1,8 +1,4 @@
-"""Submitted rollouts in the journal's database, and which of its servers plays each.
-
-A server holds what it plays for a while and renews that. What nobody holds any more, because its server was killed or stopped,
-is free for the others; what a server held before it was started again is its own at once.
-"""
+"""Submitted rollouts in the journal's database, and which of the services on it plays each."""
 
 from __future__ import annotations
 
@@ -15,13 +11,11 @@ from sqlalchemy import ColumnElement, and_, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from relax_sdk.errors import JournalError
+from relax_server.api.holding import Holding
 from relax_server.journal.schema import rollouts, trajectories
 from relax_server.journal.sql import SqlJournal
 
 ACTIVE = ("queued", "running", "paused")
-HOLD_SECONDS, BEAT_SECONDS = 15.0, 5.0
-"""Seconds for which a rollout is held without a word of its server, and seconds between two words. The clocks of two servers
-may differ by less than the difference of the two."""
 
 _r = rollouts.c
 
@@ -54,28 +48,28 @@ class Rollout:
 
 
 class RolloutStore:
-    """The table of rollouts as one server sees it. Methods block for as long as the database takes, and raise `JournalError`.
+    """The table of rollouts as one service sees it. Methods block for as long as the database takes, and raise `JournalError`.
 
     Args:
         journal: whose database it is.
-        server: this one's name.
+        holding: this service's claims.
         model: that it plays with; rollouts that were begun with another model are left alone.
         clock: Unix seconds.
     """
 
-    def __init__(self, journal: SqlJournal, server: str, model: str, clock: Callable[[], float] = time.time) -> None:
-        self._journal, self._server, self._model, self._clock = journal, server, model, clock
+    def __init__(self, journal: SqlJournal, holding: Holding, model: str, clock: Callable[[], float] = time.time) -> None:
+        self._journal, self.holding, self._model, self._clock = journal, holding, model, clock
 
     def insert(self, row: dict[str, Any]) -> tuple[Rollout, bool]:
-        """Add a rollout, held by this server; or find the one that the same key submitted under the same idempotency key.
+        """Add a rollout, claimed by this service; or find the one that the same key submitted under the same idempotency key.
 
         Returns:
             It, and whether it is new.
         """
-        held = {"server": self._server, "model": self._model, "held_until": self._clock() + HOLD_SECONDS}
         try:
             with self._journal.writing("submit a rollout") as connection:
-                connection.execute(insert(rollouts).values(row | held))
+                connection.execute(insert(rollouts).values(row | {"model": self._model}))
+                self.holding.take(connection, row["id"])
             return _rollout(row), True
         except JournalError as error:
             if not isinstance(error.__cause__, IntegrityError) or row["idempotency_key"] is None:
@@ -113,64 +107,67 @@ class RolloutStore:
     # -------------------------------------------------------------------------------------------------------- states
 
     def save(self, rollout: Rollout) -> bool:
-        """Write the state of a rollout that this server holds; False: it is over already, or another server has it."""
-        mine = and_(_r.id == rollout.id, _r.server == self._server, _r.state.in_(ACTIVE))
+        """Write the state of a rollout that this service has; False: it is over already, or another service has it."""
         with self._journal.writing(f"note the state of rollout {rollout.id}") as connection:
+            if self.holding.lost(connection, rollout.id):
+                return False
             # Read here, where writers take turns, so that the newest state is also the last one written.
             values = dict(state=rollout.state, counts=rollout.counts, error=rollout.error, ended_at=rollout.ended_at)
-            return connection.execute(update(rollouts).where(mine).values(values)).rowcount == 1
+            if not rollout.active:
+                self.holding.end(connection, rollout.id)
+            active = and_(_r.id == rollout.id, _r.state.in_(ACTIVE))
+            return connection.execute(update(rollouts).where(active).values(values)).rowcount == 1
 
     def switch(self, id: str, state: str) -> Rollout:
-        """Give a rollout another state whoever plays it, which that server will see; one that is over stays as it is."""
+        """Give a rollout another state whoever plays it, which that service will see; one that is over stays as it is."""
         values: dict[str, Any] = {"state": state} | ({} if state in ACTIVE else {"ended_at": self._clock()})
         with self._journal.writing(f"switch rollout {id}") as connection:
             connection.execute(update(rollouts).where(_r.id == id, _r.state.in_(ACTIVE)).values(values))
+            if state not in ACTIVE:
+                self.holding.end(connection, id)
             return _rollout(connection.execute(select(rollouts).where(_r.id == id)).mappings().one())
 
     # ------------------------------------------------------------------------------------------------- who plays what
 
-    def free(self, starting: bool = False) -> list[tuple[str, str, bool]]:
-        """Unfinished rollouts that nobody holds.
-
-        Args:
-            starting: this server's own are free too, as it was started just now.
+    def free(self) -> list[tuple[str, str, bool]]:
+        """Unfinished rollouts that may be taken, oldest first.
 
         Returns:
-            Id, environment, and whether it was this server's.
+            Id, environment, and whether it was this service's in an earlier life.
         """
-        query = select(_r.id, _r.request, _r.server).where(self._is_free(starting)).order_by(_r.created_at)
+        query = select(_r.id, _r.request).where(self._may_be_played()).order_by(_r.created_at)
         with self._journal.reading("find unfinished rollouts") as connection:
-            return [(row.id, row.request["env"], row.server == self._server) for row in connection.execute(query)]
+            rows = connection.execute(query).all()
+            free = self.holding.free(connection, [row.id for row in rows])
+        return [(row.id, row.request["env"], free[row.id]) for row in rows if row.id in free]
 
-    def take(self, ids: Sequence[str], starting: bool = False) -> list[Rollout]:
-        """Hold rollouts that are free; returns those that still were."""
+    def take(self, ids: Sequence[str]) -> list[Rollout]:
+        """Claim rollouts that are free; returns those that still were."""
         with self._journal.writing("take rollouts") as connection:
-            query = select(rollouts).where(_r.id.in_(ids), self._is_free(starting))
-            found = [_rollout(row) for row in connection.execute(query).mappings()]
-            held = {"server": self._server, "model": self._model, "held_until": self._clock() + HOLD_SECONDS}
-            connection.execute(update(rollouts).where(_r.id.in_([rollout.id for rollout in found])).values(held))
-        return found
+            rows = connection.execute(select(rollouts).where(_r.id.in_(ids), self._may_be_played())).mappings().all()
+            taken = [_rollout(row) for row in rows if self.holding.take(connection, row["id"])]
+            mine = _r.id.in_([rollout.id for rollout in taken])
+            connection.execute(update(rollouts).where(mine).values(model=self._model))
+        return taken
 
     def renew(self, playing: Sequence[Rollout]) -> dict[str, str]:
-        """Hold on to rollouts, and write their counts; returns the states of those that this server still holds."""
-        until = self._clock() + HOLD_SECONDS
+        """Give a sign of life, and write counts; returns the states of those that this service still has, or that are over."""
         with self._journal.writing("hold on to rollouts") as connection:
+            mine = self.holding.beat(connection, [rollout.id for rollout in playing])
             for rollout in playing:
-                mine = and_(_r.id == rollout.id, _r.server == self._server, _r.state.in_(ACTIVE))
-                connection.execute(update(rollouts).where(mine).values(held_until=until, counts=rollout.counts))
-            query = select(_r.id, _r.state).where(_r.id.in_([rollout.id for rollout in playing]), _r.server == self._server)
-            return dict(connection.execute(query).tuples().all())
+                if rollout.id in mine:
+                    connection.execute(update(rollouts).where(_r.id == rollout.id).values(counts=rollout.counts))
+            query = select(_r.id, _r.state).where(_r.id.in_([rollout.id for rollout in playing]))
+            states = dict(connection.execute(query).tuples().all())
+        return {id: state for id, state in states.items() if id in mine or state not in ACTIVE}
 
     def release(self) -> None:
-        """Let other servers have what this one held."""
+        """Let other services have what this one played."""
         with self._journal.writing("let go of rollouts") as connection:
-            mine = and_(_r.server == self._server, _r.state.in_(ACTIVE))
-            connection.execute(update(rollouts).where(mine).values(held_until=None))
+            self.holding.release(connection)
 
-    def _is_free(self, starting: bool) -> ColumnElement[bool]:
-        unheld = or_(_r.held_until.is_(None), _r.held_until < self._clock())
-        unheld = or_(unheld, _r.server == self._server) if starting else unheld
-        return and_(_r.state.in_(ACTIVE), unheld, or_(_r.model.is_(None), _r.model == self._model))
+    def _may_be_played(self) -> ColumnElement[bool]:
+        return and_(_r.state.in_(ACTIVE), or_(_r.model.is_(None), _r.model == self._model))
 
 
 def _rollout(row: Any) -> Rollout:

@@ -10,15 +10,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from relax_sdk.errors import ConfigError, JournalError, RelaxError, UnstorableError
+from relax_sdk.errors import ClaimLost, ConfigError, JournalError, RelaxError, UnstorableError
 from relax_sdk.retrying import growing_pauses
 from relax_sdk.tasks import KeptRows
 from relax_sdk.trajectory import derive_seed
 from relax_server.api.core import DATABASE_LIMIT, ServiceCore
+from relax_server.api.holding import Holding, keep
 from relax_server.api.keys import LOCAL, Key
 from relax_server.api.logs import FIELDS
 from relax_server.api.pausing import Gate
-from relax_server.api.rollout_store import ACTIVE, BEAT_SECONDS, Rollout, RolloutStore
+from relax_server.api.rollout_store import ACTIVE, Rollout, RolloutStore
 from relax_server.api.schemas import RolloutBody
 from relax_server.api.starts import GroupStarts
 from relax_server.gateway.errors import ApiError, bad, unknown
@@ -39,7 +40,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 
 
 class RolloutHub:
-    """The rollouts that this server plays; those that a crash interrupted go on where the journal ends, also another server's.
+    """The rollouts that this server plays; those that a crash interrupted go on where the journal ends, also another service's.
 
     Args:
         core: of the service.
@@ -47,7 +48,7 @@ class RolloutHub:
 
     def __init__(self, core: ServiceCore) -> None:
         self.core = core
-        self.store = RolloutStore(core.journal, core.identity.id, core.config.model)
+        self.store = RolloutStore(core.journal, Holding("rollout", core.holder), core.config.model)
         self._playing: dict[str, tuple[Rollout, asyncio.Task[None]]] = {}
         self._gates: dict[str, Gate] = {}
         self._starts = GroupStarts(core.slots.total)
@@ -101,9 +102,9 @@ class RolloutHub:
         return rollout, new
 
     async def resume(self) -> None:
-        """Go on with what was under way when this server ended, and from now on with what other servers leave."""
-        await self._take(starting=True)
-        self._beating = asyncio.get_running_loop().create_task(self._beat())
+        """Go on with what was under way when this service ended, and from now on with what other services leave."""
+        await self._take()
+        self._beating = asyncio.get_running_loop().create_task(keep(self._turn, "rollouts"))
 
     async def get(self, id: str, key: Key) -> Rollout:
         """A rollout of this key, or any for an admin.
@@ -199,29 +200,22 @@ class RolloutHub:
 
     # ------------------------------------------------------------------------------------------------- who plays what
 
-    async def _beat(self) -> None:
-        """Hold on to what is played here, and take what is free, for ever."""
-        while True:
-            await asyncio.sleep(BEAT_SECONDS)
-            try:
-                await self._renew()
-                if not self.core.draining:
-                    await self._take()
-            except RelaxError as error:
-                logger.warning("cannot hold on to rollouts: %s", error)
-            except Exception:
-                logger.exception("holding on to rollouts failed")
+    async def _turn(self) -> None:
+        await self._renew()
+        if not self.core.draining:
+            await self._take()
 
-    async def _take(self, starting: bool = False) -> None:
-        """Play what is free. An environment that this server does not know is left to others."""
+    async def _take(self) -> None:
+        """Play what is free. An environment that this service does not know is left to others."""
         core = self.core
-        free = await core.ask(self.store.free, starting)
-        ids = [id for id, env, own in free if id not in self._playing and (own or self._knows(env))]
+        free = [found for found in await core.ask(self.store.free) if found[0] not in self._playing]
+        known = {env for env in {env for _, env, _ in free} if await core.envs.knows(env)}
+        ids = [id for id, env, own in free if own or env in known]
         if not ids:
             return
 
         def take() -> list[tuple[Rollout, Key | None]]:
-            return [(rollout, core.keys.by_id(rollout.key)) for rollout in self.store.take(ids, starting)]
+            return [(rollout, core.keys.by_id(rollout.key)) for rollout in self.store.take(ids)]
 
         for rollout, key in await core.ask(take):
             logger.info("going on with a rollout", extra={FIELDS: {"rollout": rollout.id}})
@@ -229,13 +223,6 @@ class RolloutHub:
                 await self._end(rollout, "cancelled", "its key was revoked or has expired")
             else:
                 self._begin(rollout, key)
-
-    def _knows(self, env: str) -> bool:
-        try:
-            self.core.spec(env)
-        except RelaxError:
-            return False
-        return True
 
     async def _renew(self) -> None:
         """Hold on to what is played here; what was switched elsewhere follows, and what was lost is stopped."""
@@ -248,7 +235,7 @@ class RolloutHub:
                     continue  # it ended meanwhile
                 state = states.get(rollout.id)
                 if state not in ACTIVE:
-                    level, how = (logging.INFO, state) if state else (logging.WARNING, "taken by another server")
+                    level, how = (logging.INFO, state) if state else (logging.WARNING, "taken by another service")
                     logger.log(level, "a rollout was %s", how, extra={FIELDS: {"rollout": rollout.id}})
                     found[1].cancel()
                 elif (state == "paused") != (rollout.state == "paused"):
@@ -296,8 +283,8 @@ class RolloutHub:
             body = RolloutBody.model_validate(rollout.request)
             splits = await core.splits(await core.envs.expect(body.env, HOST_SECONDS))
             context = self._context(body, key, self._gates[rollout.id])
-            if rollout.state != "paused":
-                await self._save(rollout, "running")
+            if rollout.state != "paused" and not await self._save(rollout, "running"):
+                return
             if rollout.state != "paused":  # nor while that was written
                 core.events.add(rollout.topic, "running")
             run, split = body.run or rollout.id, splits[body.split]
@@ -319,6 +306,9 @@ class RolloutHub:
             raise
         except Exception as error:
             cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            if isinstance(cause, ClaimLost):
+                logger.warning("the rollout stops here: %s", cause)
+                return
             if isinstance(cause, JournalError) and not isinstance(cause, UnstorableError):
                 logger.warning("the rollout stops until the journal can be read and written again: %s", cause)
                 return  # nobody holds it any more, so that this server or another one takes it up where the journal ends
@@ -338,7 +328,7 @@ class RolloutHub:
         counts["trajectories"] = sum(len(rows) for _, rows in durable.values())
         for id, (task_index, rows) in durable.items():
             if id not in told:
-                self.core.events.add(rollout.topic, "group", id=id, task_index=task_index, error=None, trajectories=rows)
+                self._tell_group(rollout, id, task_index, None, rows)
         return done
 
     def _task(self, id: str, index: int, row: dict[str, Any], body: RolloutBody) -> GroupTask:
@@ -369,9 +359,12 @@ class RolloutHub:
             if result.group is None:
                 break
             try:
-                return await self.core.commit(result.group, run, task.split, rollout.key) or tried
+                held = self.store.holding.held(rollout.id)
+                return await self.core.commit(result.group, run, task.split, rollout.key, held) or tried
             except UnstorableError as error:
                 result.group, result.error = None, str(error)
+            except ClaimLost:
+                raise
             except JournalError as error:
                 logger.warning("group %s is not durable yet and is kept: %s", task.id, error)
                 await asyncio.sleep(pause)
@@ -384,8 +377,7 @@ class RolloutHub:
         counts["done"] += 1
         if result.group is None:
             counts["unusable"] += 1
-            error = result.error or "no response tokens"
-            self.core.events.add(rollout.topic, "group", id=task.id, task_index=task.task_index, error=error, trajectories=[])
+            self._tell_group(rollout, task.id, task.task_index, result.error or "no response tokens", [])
             return
         rows = [
             {"id": t.id, "status": t.status, "reward": t.reward, "rewards": t.rewards, "n_tokens": t.n_response_tokens}
@@ -393,7 +385,11 @@ class RolloutHub:
         ]
         counts["trajectories"] += len(rows)
         if new:
-            self.core.events.add(rollout.topic, "group", id=task.id, task_index=task.task_index, error=None, trajectories=rows)
+            self._tell_group(rollout, task.id, task.task_index, None, rows)
+
+    def _tell_group(self, rollout: Rollout, id: str, task_index: int, error: str | None, rows: list[dict[str, Any]]) -> None:
+        told = {"id": id, "task_index": task_index, "error": error, "trajectories": rows}
+        self.core.events.add_held(self.store.holding.held(rollout.id), rollout.topic, "group", **told)
 
     async def _save(self, rollout: Rollout, state: str) -> bool:
         """Give it a state; False: it is over already, or another server has it."""

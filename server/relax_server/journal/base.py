@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from relax_sdk.run_lock import Holder
 from relax_sdk.trajectory import Group, Trajectory
-from relax_server.journal.claims import RunClaim
+from relax_server.journal.claims import Claimed, Held
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,18 @@ class Journal(Protocol):
         """
         ...
 
-    def commit_many(self, groups: Sequence[Group], run: str, split: str = "train", owner: str | None = None) -> list[bool]:
-        """`commit` for several groups in one transaction, which waits for the disk once: all or, when it raises, none."""
+    def commit_many(
+        self, groups: Sequence[Group], run: str, split: str = "train", owner: str | None = None, held: Held | None = None
+    ) -> list[bool]:
+        """`commit` for several groups in one transaction, which waits for the disk once: all or, when it raises, none.
+
+        Args:
+            groups: as in `commit`, and so are `run`, `split` and `owner`.
+            held: the claim that they are made under; None: under none.
+
+        Raises:
+            ClaimLost: another program has what they were made for, or it is over.
+        """
         ...
 
     def lease(self, n: int, run: str, consumer: str, version: int, max_staleness: int, ttl: float) -> LeaseResult:
@@ -231,7 +241,7 @@ class Journal(Protocol):
         """A value kept by `put_state`, or None."""
         ...
 
-    def claim(self, run: str, holder: Holder, instead_of: RunClaim | None = None) -> RunClaim | None:
+    def claim(self, run: str, holder: Holder, instead_of: Claimed | None = None) -> Claimed | None:
         """Claim a run for a program: from then on nobody else may lease, renew, ack, release, drop or restore its groups.
 
         A journal that was opened with this program's id may, all others are refused with `JournalError`, also the processes

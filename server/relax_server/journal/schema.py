@@ -20,7 +20,7 @@ from sqlalchemy import (
 
 from relax_server.journal.columns import Name, Note
 
-HEAD = "0008"
+HEAD = "0009"
 """The newest revision in `migrations/versions`."""
 
 
@@ -117,10 +117,10 @@ state = Table(
     Column("value", JSON),
 )
 
-claims = Table(  # which program carries a run out; see claims.py
+claims = Table(  # which program carries something out; see claims.py
     "claims",
     metadata,
-    Column("run", Name, ForeignKey("runs.id"), primary_key=True),
+    Column("name", Name, primary_key=True),  # of a run; or `rollout/`, `training/` and the id of one that a service was sent
     Column("beat", BigInteger, nullable=False),
     Column("holder_id", Name, nullable=False),
     Column("holder_pid", BigInteger, nullable=False),
@@ -159,9 +159,7 @@ rollouts = Table(
     Column("error", Note),
     Column("created_at", Double, nullable=False),
     Column("ended_at", Double),
-    Column("server", Name),  # that plays it
     Column("model", Name),  # that it is played with
-    Column("held_until", Double),  # Unix seconds; then another server may take it
     UniqueConstraint("key", "idempotency_key"),
     Index(None, "state"),
 )

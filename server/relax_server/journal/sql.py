@@ -20,7 +20,7 @@ from relax_sdk.storable import check_storable
 from relax_sdk.trajectory import Group, Trajectory
 from relax_server.journal import claims, leases, migrate, owners, postgres, sqlite
 from relax_server.journal.base import JournalCounts, Lease, LeaseResult, TrajectoryRow
-from relax_server.journal.claims import RunClaim
+from relax_server.journal.claims import Claimed, Held
 from relax_server.journal.flaws import check_group, flaw
 from relax_server.journal.payload import pack, unpack
 from relax_server.journal.schema import GroupState, groups, payloads, runs, state, trajectories
@@ -82,15 +82,19 @@ class SqlJournal:
         """See `Journal.commit`."""
         return self.commit_many([group], run, split, owner)[0]
 
-    def commit_many(self, groups: Sequence[Group], run: str, split: str = TRAIN, owner: str | None = None) -> list[bool]:
+    def commit_many(
+        self, groups: Sequence[Group], run: str, split: str = TRAIN, owner: str | None = None, held: Held | None = None
+    ) -> list[bool]:
         """See `Journal.commit_many`."""
         for group in groups:
             check_group(group, trained=split == TRAIN)
         payloads, now = [pack(group) for group in groups], self._clock()
         with self.writing("commit " + ", ".join(f"group {group.id!r}" for group in groups[:3])) as connection:
+            if held is not None:
+                claims.check(connection, held)
             self._require_owner(connection, run, owner, now)
             if self._claim is not None:  # groups that other programs commit do no harm: one of an id stays the first one
-                claims.check(connection, run, self._claim)
+                claims.check(connection, Held(run, self._claim))
             new = [_insert(connection, g, p, run, split, owner, now) for g, p in zip(groups, payloads, strict=True)]
         self._owners[run] = owner
         return new
@@ -174,7 +178,7 @@ class SqlJournal:
             self._owners[run] = owner
         return mine
 
-    def claim(self, run: str, holder: Holder, instead_of: RunClaim | None = None) -> RunClaim | None:
+    def claim(self, run: str, holder: Holder, instead_of: Claimed | None = None) -> Claimed | None:
         """See `Journal.claim`."""
         with self.writing(f"claim run {run!r}") as connection:
             self._add_run(connection, run, self._clock())
@@ -183,7 +187,7 @@ class SqlJournal:
     def beat(self, run: str, holder: Holder) -> bool:
         """See `Journal.beat`."""
         with self.writing(f"keep the claim of run {run!r}") as connection:
-            return claims.beat(connection, run, holder)
+            return bool(claims.beat(connection, [run], holder))
 
     def end_claim(self, run: str, holder: Holder) -> None:
         """See `Journal.end_claim`."""
@@ -295,7 +299,7 @@ class SqlJournal:
     def _leasing(self, doing: str, run: str) -> Iterator[Connection]:
         """A transaction that writes to leases: for the program alone that carries the run out, where one does."""
         with self.writing(doing) as connection:
-            claims.check(connection, run, self._claim)
+            claims.check(connection, Held(run, self._claim))
             yield connection
 
     @contextmanager

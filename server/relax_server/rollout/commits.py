@@ -9,13 +9,14 @@ from relax_sdk.errors import EpisodeTimeout, JournalError
 from relax_sdk.trajectory import Group
 from relax_server.journal.apart import write_apart
 from relax_server.journal.base import Journal
+from relax_server.journal.claims import Held
 from relax_server.rollout.threads import CallThreads
 
 COMMIT_TIMEOUT = 120.0
 """Seconds for the groups that are committed in one go."""
 
-_Place = tuple[str, str, str | None]
-"""Run, split and owner."""
+_Place = tuple[str, str, str | None, Held | None]
+"""Run, split, owner and claim."""
 _Waiting = tuple[Group, _Place, asyncio.Future[bool]]
 """A group, where it belongs, and who waits for it."""
 
@@ -38,7 +39,9 @@ class Committer:
         self._waiting: list[_Waiting] = []
         self._writer: asyncio.Task[None] | None = None
 
-    async def commit(self, group: Group, split: str, run: str | None = None, owner: str | None = None) -> bool:
+    async def commit(
+        self, group: Group, split: str, run: str | None = None, owner: str | None = None, held: Held | None = None
+    ) -> bool:
         """Make a group durable.
 
         Args:
@@ -46,16 +49,18 @@ class Committer:
             split: of its task.
             run: that it belongs to; default: this committer's.
             owner: id of the key that it was made for.
+            held: the claim that it was made under, if any.
 
         Returns:
             False when it was there already.
 
         Raises:
+            ClaimLost: another program has what it was made for, or that is over.
             UnstorableError: it cannot be stored, however often it is tried.
             JournalError: it could not be written; it may be all the same, if the database was slow: committing it again tells.
         """
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append((group, (run or self.run, split, owner), done))
+        self._waiting.append((group, (run or self.run, split, owner, held), done))
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
         return await done

@@ -118,6 +118,14 @@ class EnvHub:
             await self._refresh(env)
         return self.spec(env)
 
+    async def knows(self, env: str) -> bool:
+        """Whether `find` finds it."""
+        try:
+            await self.find(env)
+        except RelaxError:
+            return False
+        return True
+
     def link(self, env: str) -> HostLink | None:
         """The way to an environment that runs elsewhere; None: it does not."""
         entry = self._entries.get(env)
