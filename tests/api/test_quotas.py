@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
+from relax_server.api.background import ROUNDS, Background
 from relax_server.api.keys import Key
 from relax_server.api.quotas import AskedSlot, FairSlots, KeyMeter, TokenRates
 from relax_server.api.rollout_store import Rollout
@@ -129,7 +131,7 @@ def tokens(per_minute: int) -> tuple[ManualClock, TokenRates, Key]:
 
 async def test_calls_that_are_sent_together_are_held_to_the_quota() -> None:
     _, rates, key = tokens(60)
-    meter = KeyMeter(rates, key, patient=False)
+    meter = KeyMeter(rates, key)
     await meter.reserve(30)
     await meter.reserve(30)
     with pytest.raises(ApiError, match="used its 60 tokens a minute") as caught:
@@ -142,7 +144,7 @@ async def test_calls_that_are_sent_together_are_held_to_the_quota() -> None:
 async def test_a_patient_call_waits_for_tokens_in_the_order_of_coming(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relax_server.api.quotas.LOOK_SECONDS", 0.0)
     clock, rates, key = tokens(60)
-    meter, order = KeyMeter(rates, key, patient=True), list[str]()
+    meter, order = KeyMeter(rates, key, Background()), list[str]()
 
     async def call(name: str, size: int) -> None:
         await meter.reserve(size)
@@ -152,7 +154,7 @@ async def test_a_patient_call_waits_for_tokens_in_the_order_of_coming(monkeypatc
     waiting = [asyncio.create_task(call(name, 60)) for name in ("second", "third")]
 
     async def looks() -> None:
-        for _ in range(10):
+        for _ in range(10 * ROUNDS):
             await asyncio.sleep(0)
 
     await looks()
@@ -164,3 +166,30 @@ async def test_a_patient_call_waits_for_tokens_in_the_order_of_coming(monkeypatc
     await looks()
     assert order == ["first", "second", "third"]
     await asyncio.gather(*waiting)
+
+
+async def test_work_in_the_background_begins_one_piece_in_some_rounds_each_key_in_its_turn() -> None:
+    background, begun, rounds = Background(), list[tuple[str, int]](), 0
+
+    async def work(key: str) -> None:
+        await background.turn(key)
+        begun.append((key, rounds))
+
+    tasks = [asyncio.create_task(work(key)) for key in "aaaaaabbc"]
+    while len(begun) < len(tasks):
+        await asyncio.sleep(0)
+        rounds += 1
+    assert "".join(key for key, _ in begun) == "abcabaaaa"
+    assert {later - sooner for (_, sooner), (_, later) in itertools.pairwise(begun)} == {ROUNDS}
+
+
+async def test_what_was_given_up_takes_no_turn_in_the_background() -> None:
+    background = Background()
+    tasks = [asyncio.create_task(background.turn("a")) for _ in range(5)]
+    await asyncio.sleep(0)
+    for task in tasks[:4]:
+        task.cancel()
+    for _ in range(ROUNDS + 1):
+        await asyncio.sleep(0)
+    assert tasks[4].done() and not background._waiting
+    await asyncio.wait_for(background.turn("b"), 5)

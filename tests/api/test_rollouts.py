@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from service_inside import service_inside
 from service_process import Service, start
 
 SMALL = {"env": "tone-v0", "group_size": 2, "sampling": {"max_new_tokens": 1}}
@@ -155,3 +157,20 @@ def test_hundreds_of_thousands_of_episodes_are_begun_and_cancelled_beside_others
             assert follow(it, again)[-1][2]["state"] == "completed"
     finally:
         it.stop()
+
+
+async def test_a_key_may_have_so_many_rollouts_that_are_not_over(processor, tmp_path) -> None:
+    async with service_inside(processor, tmp_path) as it:
+        it.core.config = dataclasses.replace(it.core.config, max_rollouts=2)
+        it.core.gate.clear()
+
+        async def submit(word: str) -> httpx.Response:
+            body = {"env": "higher-lower-v0", "n": 1}
+            return await it.http.post("/v1/rollouts", json=body, headers={"Idempotency-Key": word})
+
+        submitted = [await submit(word) for word in "abca"]
+        assert [answer.status_code for answer in submitted] == [202, 202, 429, 200]
+        assert submitted[2].json()["error"]["code"] == "rollouts" and submitted[2].headers["Retry-After"]
+        assert submitted[3].json()["id"] == submitted[0].json()["id"], "what is repeated is no further one"
+        assert (await it.http.delete(f"/v1/rollouts/{submitted[1].json()['id']}")).status_code == 200
+        assert (await submit("c")).status_code == 202

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from relax_server.roles import rollout as rollout_role
 from relax_server.roles.messages import Warn
+from relax_server.rollout import group
 from relax_server.rollout.episode import Episode
 from rollout_bench import until
 
@@ -36,6 +37,36 @@ class Flaky(relax.Env):
 
 def flaky(fails, **more):
     return type("Made", (Flaky,), dict(fails=staticmethod(fails), resets=[], **more))
+
+
+async def test_episodes_of_a_large_group_are_made_when_those_before_them_have_places(bench, monkeypatch):
+    monkeypatch.setattr(group, "QUEUED", 4)
+    monkeypatch.setattr(group, "AT_ONCE", 1)
+    gate = asyncio.Event()
+
+    class Waits(relax.Env):
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return "go", {}
+
+        async def step(self, action):
+            await gate.wait()
+            return None, 1.0, True, False, {}
+
+    made = bench(Waits, group_size=40, concurrency=3)
+    states = made.worker.context.tally.states
+    playing = asyncio.create_task(made.group())
+    await until(lambda: (states["running"], states["queued"]) == (3, 4))
+    gate.set()
+    result = await playing
+    assert [t.status for t in result.group.trajectories] == [Status.COMPLETED] * 40
+
+    gate.clear()
+    playing = asyncio.create_task(made.group())
+    await until(lambda: (states["running"], states["queued"]) == (3, 4))
+    playing.cancel()
+    await asyncio.wait({playing}, timeout=10)
+    assert playing.cancelled() and states["cancelled"] == 7, "the others were never made"
 
 
 async def test_members_and_attempts_of_a_group_have_one_seed_and_see_the_same(bench):

@@ -65,6 +65,7 @@ def serve(
         list[str] | None, typer.Option(help="Name under which clients may reach it, as behind a proxy; may be repeated.")
     ] = None,
     max_runs: Annotated[int, typer.Option(help="Training runs at once; more wait.")] = 1,
+    max_rollouts: Annotated[int, typer.Option(help="Rollouts of one key that are not over; more are refused.")] = 64,
     max_engines: Annotated[int, typer.Option(help="Engines that one training run may have.")] = 4,
     trust_uploads: Annotated[
         bool, typer.Option(help="Run uploaded code without a sandbox: who may upload may do all that the service may.")
@@ -109,6 +110,7 @@ def serve(
         proxies=tuple(proxy or ()),
         allowed_hosts=tuple(allowed_host or ()),
         max_runs=max_runs,
+        max_rollouts=max_rollouts,
         max_engines=max_engines,
         trust_uploads=trust_uploads,
         log_format=log_format,  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from relax_sdk.run_lock import Holder
 from relax_sdk.session import Agent
 from relax_sdk.tasks import KeptRows, task_splits
 from relax_sdk.trajectory import Group
+from relax_server.api.background import Background
 from relax_server.api.door.refusals import Refusals
 from relax_server.api.environments.hub import EnvHub
 from relax_server.api.environments.sandbox import Sandbox
@@ -118,6 +119,7 @@ class ServiceCore:
         self.turn = asyncio.Lock()
         """See `RolloutContext.turn`."""
         self.rates = TokenRates()
+        self.background = Background()
         self.tally = Tally()
         self.metrics = Metrics()
         self.gate = Gate()
@@ -178,7 +180,7 @@ class ServiceCore:
             takes = ", ".join(sorted(self.processor.modalities)) or "text only"
             raise ConfigError(f"{spec.id} shows {', '.join(sorted(missing))}, but the model takes {takes}")
         intake = self.intake.share(self.media_slots.of(key.id, MEDIA_THREADS // 2))
-        meter = KeyMeter(self.rates, key, patient=agent is None)
+        meter = KeyMeter(self.rates, key, self.background if agent is None else None)
         return RolloutContext(
             run=run,
             spec=spec,

@@ -7,6 +7,7 @@ import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 
+from relax_server.api.background import Background
 from relax_server.api.keys import Key
 from relax_server.gateway.errors import ApiError
 
@@ -215,11 +216,12 @@ class KeyMeter:
     Args:
         rates: of all keys.
         key: that is charged.
-        patient: calls wait for tokens; else they are refused while there are none.
+        background: where calls that no request waits for stand in line, until there are tokens, too; None: somebody waits, and
+            calls are refused while there are no tokens.
     """
 
-    def __init__(self, rates: TokenRates, key: Key, patient: bool) -> None:
-        self._rates, self._key, self._patient = rates, key, patient
+    def __init__(self, rates: TokenRates, key: Key, background: Background | None = None) -> None:
+        self._rates, self._key, self._background = rates, key, background
 
     async def reserve(self, tokens: int) -> None:
         """Take what a call may generate.
@@ -227,7 +229,8 @@ class KeyMeter:
         Raises:
             ApiError: 429, if it does not wait.
         """
-        if self._patient:
+        if self._background is not None:
+            await self._background.turn(self._key.id)
             return await self._rates.wait(self._key, tokens)
         self._rates.charge(self._key, tokens)
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from relax_sdk.errors import JournalError
 from relax_server.api.holding import Holding
+from relax_server.gateway.errors import ApiError
 from relax_server.journal.schema import rollouts, trajectories
 from relax_server.journal.sql import SqlJournal
 
@@ -60,14 +61,25 @@ class RolloutStore:
     def __init__(self, journal: SqlJournal, holding: Holding, model: str, clock: Callable[[], float] = time.time) -> None:
         self._journal, self.holding, self._model, self._clock = journal, holding, model, clock
 
-    def insert(self, row: dict[str, Any]) -> tuple[Rollout, bool]:
+    def insert(self, row: dict[str, Any], most: int) -> tuple[Rollout, bool]:
         """Add a rollout, claimed by this service; or find the one that the same key submitted under the same idempotency key.
+
+        Args:
+            row: of the table.
+            most: rollouts that the key may have which are not over.
 
         Returns:
             It, and whether it is new.
+
+        Raises:
+            ApiError: 429; the key has as many as it may have.
         """
         try:
-            with self._journal.writing("submit a rollout") as connection:
+            with self._journal.writing("submit a rollout") as connection:  # where writers take turns
+                known = self._repeated(connection, row)
+                if known is not None:
+                    return known, False
+                _require_room(connection, row["key"], most)
                 connection.execute(insert(rollouts).values(row | {"model": self._model}))
                 self.holding.take(connection, row["id"])
             return _rollout(row), True
@@ -75,8 +87,17 @@ class RolloutStore:
             if not isinstance(error.__cause__, IntegrityError) or row["idempotency_key"] is None:
                 raise
         with self._journal.reading("find a rollout by its idempotency key") as connection:
-            query = select(rollouts).where(_r.key == row["key"], _r.idempotency_key == row["idempotency_key"])
-            return _rollout(connection.execute(query).mappings().one()), False
+            known = self._repeated(connection, row)
+        assert known is not None
+        return known, False
+
+    def _repeated(self, connection: Connection, row: dict[str, Any]) -> Rollout | None:
+        """The rollout that a request was sent for before, if it was."""
+        if row["idempotency_key"] is None:
+            return None
+        query = select(rollouts).where(_r.key == row["key"], _r.idempotency_key == row["idempotency_key"])
+        known = connection.execute(query).mappings().first()
+        return _rollout(known) if known is not None else None
 
     def find(self, id: str) -> Rollout | None:
         """A rollout as it was last written."""
@@ -168,6 +189,13 @@ class RolloutStore:
 
     def _may_be_played(self) -> ColumnElement[bool]:
         return and_(_r.state.in_(ACTIVE), or_(_r.model.is_(None), _r.model == self._model))
+
+
+def _require_room(connection: Connection, key: str, most: int) -> None:
+    under_way = select(func.count()).where(_r.key == key, _r.state.in_(ACTIVE))
+    if connection.execute(under_way).scalar_one() >= most:
+        message = f"the key has {most} rollouts that are not over, as many as one may have; wait for one, or cancel it"
+        raise ApiError(429, message, "rollouts", headers={"Retry-After": "5"})
 
 
 def _rollout(row: Any) -> Rollout:

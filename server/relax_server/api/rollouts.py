@@ -73,7 +73,7 @@ class RolloutHub:
             It, and whether it is new.
 
         Raises:
-            ApiError: unknown environment or tasks, no quota, or the idempotency key was used for something else.
+            ApiError: unknown environment or tasks, no tokens, too many rollouts, or the idempotency key is used.
             ConfigError: settings outside their range.
         """
         core = self.core
@@ -92,7 +92,7 @@ class RolloutHub:
         row: dict[str, Any] = dict(id=f"r_{secrets.token_hex(8)}", key=key.id, idempotency_key=idempotency_key)
         counts = {"groups": len(indices), "done": 0, "unusable": 0, "trajectories": 0}
         row |= dict(request=request, state="queued", counts=counts, created_at=time.time())
-        rollout, new = await core.ask(self.store.insert, row)
+        rollout, new = await core.ask(self.store.insert, row, core.config.max_rollouts)
         if not new and rollout.request != request:
             message = f"Idempotency-Key {idempotency_key!r} was used for another request, rollout {rollout.id}"
             raise ApiError(409, message, "idempotency_conflict", "Idempotency-Key")

@@ -63,6 +63,8 @@ class ServiceConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     max_runs: int = 1
     """Training runs at once; more wait."""
+    max_rollouts: int = 64
+    """Rollouts of one key that are not over."""
     max_engines: int = 4
     """Engines that one training run may have."""
     worker_limits: WorkerLimits = field(default_factory=WorkerLimits)
@@ -85,6 +87,7 @@ class ServiceConfig:
             ("max_log", 1024),
             ("threads", 1),
             ("max_runs", 1),
+            ("max_rollouts", 1),
             ("max_engines", 1),
         ):
             if getattr(self, name) < least:

@@ -56,10 +56,17 @@ class Episode:
         self._cancelled = ""
         """Why it was cancelled."""
         self._holds_slot = False
+        self._queued: Callable[[], None] | None = None
+        """Called when it waits for a place no longer."""
         context.tally.states[self.state] += 1
 
-    def launch(self) -> asyncio.Future[Trajectory]:
-        """Start it, and return `result`."""
+    def launch(self, queued: Callable[[], None] | None = None) -> asyncio.Future[Trajectory]:
+        """Start it, and return `result`.
+
+        Args:
+            queued: called once, when it waits for a place no longer: it has one, or it is over.
+        """
+        self._queued = queued
         self._task = asyncio.get_running_loop().create_task(self._run())
         self.context.tasks.add(self._task)
         self._task.add_done_callback(self._ended)
@@ -87,6 +94,7 @@ class Episode:
         try:
             await self.context.slots.acquire()
             self._holds_slot = True
+            self._leave_queue()
             self._started = time.monotonic()
             self._timer = asyncio.get_running_loop().call_later(self.context.config.episode_timeout, self._late)
             trajectory = await self._play()
@@ -188,6 +196,7 @@ class Episode:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """The task is over; if it never ran, or died in a way of its own, the result is still owed."""
         self.context.tasks.discard(task)
+        self._leave_queue()
         if self._timer is not None:
             self._timer.cancel()
         self._release()
@@ -223,6 +232,11 @@ class Episode:
     def _timed_out(self) -> EpisodeTimeout:
         limit = self.context.config.episode_timeout
         return EpisodeTimeout(f"{self.session.where('episode')}: took longer than {limit:g} s")
+
+    def _leave_queue(self) -> None:
+        queued, self._queued = self._queued, None
+        if queued is not None:
+            queued()
 
     def _release(self) -> None:
         if self._holds_slot:

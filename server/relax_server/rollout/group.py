@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -69,6 +69,8 @@ class GroupResult:
 
 AT_ONCE = 16
 """Episodes of a group that are begun, or cancelled, without letting the event loop do something else in between."""
+QUEUED = 64
+"""Episodes of a group that wait for a place at once; the others are made when these have one."""
 
 
 class _Play:
@@ -88,26 +90,30 @@ class _Play:
         self.scorer: Episode | None = None
         """Its environment computes the group rewards."""
         self.cancelled = False
+        self._queue = asyncio.Semaphore(QUEUED)
         self._beginning = True
         """Not all episodes have begun."""
 
     async def begin(self) -> None:
-        """Launch all episodes, some at a time."""
+        """Launch all episodes, some at a time, as those before them get places."""
         try:
             for first in range(0, self.task.size, AT_ONCE):
+                indices = range(first, min(first + AT_ONCE, self.task.size))
+                for _ in indices:
+                    await self._queue.acquire()
                 async with self.context.turn:
-                    for index in range(first, min(first + AT_ONCE, self.task.size)):
-                        self.launch(index, 1)
+                    for index in indices:
+                        self.launch(index, 1, self._queue.release)
                     if first + AT_ONCE < self.task.size:
                         await asyncio.sleep(0)
         finally:
             self._beginning = False
             self._end_if_over()
 
-    def launch(self, index: int, attempt: int) -> None:
+    def launch(self, index: int, attempt: int, queued: Callable[[], None] | None = None) -> None:
         episode = Episode(self.context, self.task.episode(index, attempt))
         self.live[index] = episode
-        episode.launch().add_done_callback(lambda result: self._ended(index, episode, result.result()))
+        episode.launch(queued).add_done_callback(lambda result: self._ended(index, episode, result.result()))
 
     def cancel(self) -> None:
         """Cancel all episodes, some at a time: in a task of its own, which goes on when this one is cancelled again."""
