@@ -219,6 +219,25 @@ def test_it_gets_one_processor(client: relax.Client, hostile: str) -> None:
     assert used < 1.5 * 4, "two processes that spin for 4 s are held to about one processor"
 
 
+def test_the_processor_time_of_a_worker_is_charged_to_whoever_brought_it(locked: Service) -> None:
+    """Also that of processes which it starts and which have ended."""
+    with locked.client() as http:
+        body = {"name": "few", "rights": ["run", "upload"], "worker_seconds_per_hour": 8}
+        secret = http.post("/v1/keys", json=body).json()["secret"]
+    with relax.Client(locked.url, secret) as few:
+        few.upload_env(hosted_envs.Hostile, id="greedy")
+        with pytest.raises(
+            relax.ServiceError, match=r"was ended: key 'few' has used its 8 worker seconds an hour; try again in"
+        ):
+            play = Play(few, "greedy", step_timeout=120.0)
+            while True:
+                play.do("spin 2")
+        with pytest.raises(relax.ServiceError, match="8 worker seconds an hour") as refused:
+            few.session("greedy", **ONE)
+        assert refused.value.status == 429 and refused.value.retry_after > 0
+        few.remove_env("greedy")
+
+
 def test_a_registered_environment_survives_the_service(tmp_path: Path, service: Service) -> None:
     from relax_server.api.keys import KeyRing
     from relax_server.journal.sql import SqlJournal

@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from relax_server.api.keys import Key, KeyRing
-from relax_server.api.quotas import FairSlots, TokenRates
+from relax_server.api.quotas import TOKENS, FairSlots, KeyRates
 from relax_server.api.settings import ServiceConfig
 from relax_server.api.trainings.store import Training, TrainingStore
 from relax_server.gateway.errors import ApiError
@@ -24,6 +25,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 import relax_sdk as relax
+from relax_sdk.media import Image
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -171,6 +173,29 @@ def test_rollouts_are_charged_for_their_tokens(locked: Service) -> None:
         refused = client.post("/v1/sessions", json={})
         assert refused.status_code == 429 and refused.json()["error"]["code"] == "tokens_per_minute"
         assert client.delete(path).json()["counts"]["done"] < 8
+
+
+def test_new_media_are_charged_by_the_byte_and_refused_ones_are_not(locked: Service) -> None:
+    pictures = [Image.from_array(np.full((8, 8, 3), shade, np.uint8)).bytes() for shade in range(3)]
+    few = make_key(locked, media_bytes_per_day=len(pictures[0]) + 1)
+    with locked.client(few["secret"]) as client:
+
+        def put(data: bytes) -> httpx.Response:
+            return client.post("/v1/media/image", content=data, headers={"Content-Type": "image/png"})
+
+        assert put(pictures[0][:40]).status_code == 400
+        assert [put(data).status_code for data in pictures] == [201, 201, 429]
+        refused = put(pictures[2])
+        assert refused.json()["error"]["code"] == "media_bytes_per_day" and int(refused.headers["Retry-After"]) > 60
+        assert put(pictures[0]).status_code == 201, "what is stored already costs nothing"
+
+
+def test_pictures_of_episodes_are_charged_as_those_that_are_sent(locked: Service) -> None:
+    few = make_key(locked, media_bytes_per_day=1)
+    with locked.client(few["secret"]) as client:
+        opened = [client.post("/v1/sessions", json={"env": "colour-v0", "seed": seed}) for seed in range(3)]
+    assert opened[0].status_code == 201 and opened[-1].status_code == 429, [answer.text for answer in opened]
+    assert "has used its 1 bytes of new media a day" in opened[-1].json()["error"]["message"]
 
 
 def test_the_name_of_a_run_belongs_to_the_key_that_used_it_first(locked: Service) -> None:
@@ -340,7 +365,7 @@ def test_the_keys_command(tmp_path: Path) -> None:
 
 def test_token_rates_fill_up_steadily() -> None:
     clock = ManualClock(0.0)
-    rates, key = TokenRates(clock), Key("k", "k", frozenset(), 1, tokens_per_minute=60)
+    rates, key = KeyRates(TOKENS, clock), Key("k", "k", frozenset(), 1, tokens_per_minute=60)
     rates.check(key)
     rates.take(key, 90)
     with pytest.raises(ApiError, match="try again in 31 s"):

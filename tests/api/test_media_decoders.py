@@ -14,8 +14,10 @@ import numpy as np
 import psutil
 import pytest
 from PIL import Image as PILImage
+from relax_server.api.keys import Key
 from relax_server.api.media.decoders import MediaDecoders
 from relax_server.api.media.limits import DecoderLimits
+from relax_server.api.quotas import WORKER_SECONDS, KeyMeter, KeyRates
 from relax_server.gateway.errors import ApiError
 from relax_server.gateway.media import known_media
 from relax_server.gateway.openai_chat import read_message
@@ -124,6 +126,37 @@ async def test_an_item_that_takes_too_much_of_the_processor_is_refused():
     async with decoders(cpu_seconds=1) as made:
         with pytest.raises(MediaError, match="the image took longer than 1 s of processor time to decode"):
             await made.check("image", ENDLESS, "a")
+
+
+def meter_of(seconds: int) -> KeyMeter:
+    """Of a key that has so many seconds; no time goes by."""
+    return KeyMeter(KeyRates(WORKER_SECONDS, lambda: 0.0), Key("k", "k", frozenset(), 1, 1, worker_seconds_per_hour=seconds))
+
+
+async def test_a_key_is_charged_for_the_time_of_a_processor_whatever_becomes_of_its_item():
+    async with decoders(cpu_seconds=1) as made:
+        meter = meter_of(2)
+        for _ in range(3):
+            await made.check("image", PICTURE, "a", meter)
+        for _ in range(2):
+            with pytest.raises(MediaError, match="processor time"):
+                await made.check("image", ENDLESS, "a", meter)
+        with pytest.raises(ApiError, match="has used its 2 worker seconds an hour") as refused:
+            await made.check("image", PICTURE, "a", meter)
+        assert refused.value.status == 429 and await made.check("image", PICTURE, "b", meter_of(1))
+
+
+async def test_whoever_goes_away_is_charged_too():
+    async with decoders() as made:
+        meter = meter_of(1)
+        before = asyncio.create_task(made.check("image", ENDLESS, "a", meter))
+        async with asyncio.timeout(60):
+            while not children() or sum(children()[0].cpu_times()[:2]) < 6:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.05)
+        before.cancel()
+        await asyncio.wait({before})
+        with pytest.raises(ApiError, match="has used its 1 worker seconds an hour"):
+            await made.check("image", PICTURE, "a", meter)
 
 
 async def test_a_decoder_that_crashes_costs_its_item_alone():

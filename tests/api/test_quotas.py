@@ -8,7 +8,7 @@ import itertools
 import pytest
 from relax_server.api.background import ROUNDS, Background
 from relax_server.api.keys import Key
-from relax_server.api.quotas import AskedSlot, FairSlots, KeyMeter, TokenRates
+from relax_server.api.quotas import MEDIA_BYTES, TOKENS, WORKER_SECONDS, AskedSlot, FairSlots, KeyMeter, KeyRates, Quota
 from relax_server.api.rollout_store import Rollout
 from relax_server.api.starts import WITH_PAUSED, GroupStarts
 from relax_server.gateway.errors import ApiError
@@ -124,9 +124,9 @@ async def test_a_paused_rollout_leaves_room_for_others_and_gets_none_that_is_end
     await asyncio.gather(*more, return_exceptions=True)
 
 
-def tokens(per_minute: int) -> tuple[ManualClock, TokenRates, Key]:
+def tokens(per_minute: int) -> tuple[ManualClock, KeyRates, Key]:
     clock = ManualClock(0.0)
-    return clock, TokenRates(clock), Key("k", "k", frozenset(), 1, tokens_per_minute=per_minute)
+    return clock, KeyRates(TOKENS, clock), Key("k", "k", frozenset(), 1, tokens_per_minute=per_minute)
 
 
 async def test_calls_that_are_sent_together_are_held_to_the_quota() -> None:
@@ -139,6 +139,26 @@ async def test_calls_that_are_sent_together_are_held_to_the_quota() -> None:
     assert caught.value.status == 429
     meter.give_back(20)
     await meter.reserve(1)
+
+
+@pytest.mark.parametrize("quota", [TOKENS, MEDIA_BYTES, WORKER_SECONDS], ids=lambda quota: quota.name)
+def test_a_quota_is_whole_again_after_its_span_and_never_more(quota: Quota) -> None:
+    clock, key = ManualClock(0.0), Key("k", "k", frozenset(), 1, 100, media_bytes_per_day=100, worker_seconds_per_hour=100)
+    rates, other = KeyRates(quota, clock), Key("o", "o", frozenset(), 1, 100)
+    rates.take(key, 100)
+    with pytest.raises(ApiError) as caught:
+        rates.check(key)
+    rates.check(other)
+    assert (caught.value.status, caught.value.code) == (429, quota.name) and caught.value.headers == {"Retry-After": "1"}
+    clock.advance(5 * quota.seconds)
+    rates.take(key, 99.5)
+    rates.check(key)
+    rates.take(key, 100.5)
+    clock.advance(0.99 * quota.seconds)
+    with pytest.raises(ApiError):
+        rates.check(key)
+    clock.advance(0.02 * quota.seconds)
+    rates.check(key)
 
 
 async def test_a_patient_call_waits_for_tokens_in_the_order_of_coming(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def database(path: Path, revision: str) -> Engine:
 
 def test_the_code_knows_the_newest_revision() -> None:
     assert scripts().get_current_head() == schema.HEAD
-    assert [script.revision for script in scripts().walk_revisions()] == [f"000{n}" for n in range(9, 0, -1)]
+    assert [script.revision for script in scripts().walk_revisions()] == [f"{n:04}" for n in range(10, 0, -1)]
 
 
 def test_the_revisions_lead_to_the_tables_of_the_schema(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_trajectories_of_older_rollouts_find_their_owner(tmp_path: Path) -> None
 
 
 def test_older_runs_belong_to_their_only_owner(tmp_path: Path) -> None:
-    """One that several keys have used, or none, stays nobody's; a key's quota of training runs is the default."""
+    """One that several keys have used, or none, stays nobody's; a key's newer quotas are the defaults."""
     path = tmp_path / "journal.db"
     engine = database(path, "0007")
     old = MetaData()
@@ -117,7 +117,8 @@ def test_older_runs_belong_to_their_only_owner(tmp_path: Path) -> None:
     assert isinstance(journal, SqlJournal)
     with journal.reading("look") as connection:
         found = dict(connection.execute(select(schema.runs.c.id, schema.runs.c.owner)).tuples().all())
-        assert connection.scalar(select(schema.keys.c.runs)) == 16
+        quotas = (schema.keys.c.runs, schema.keys.c.media_bytes_per_day, schema.keys.c.worker_seconds_per_hour)
+        assert connection.execute(select(*quotas)).one() == (16, 64 << 30, 36_000)
     assert found == {"hers": "key_a", "shared": None, "half": None, "program": None, "empty": None}
     journal.close()
 
@@ -143,7 +144,7 @@ def test_a_journal_newer_than_the_code_is_left_alone(tmp_path: Path) -> None:
     with engine.connect().execution_options(**sqlite.WRITE) as connection, connection.begin():
         connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
     with pytest.raises(
-        JournalError, match=r"newer version of Relax Gym \(revision 0999, this version knows up to 0009\): upgrade Relax Gym"
+        JournalError, match=r"newer version of Relax Gym \(revision 0999, this version knows up to 0010\): upgrade Relax Gym"
     ):
         open_journal(path)
     with engine.connect() as connection:

@@ -126,6 +126,10 @@ def add_key(
     episodes: Annotated[int, typer.Option(help="At once.")] = 1024,
     tokens_per_minute: Annotated[int, typer.Option(help="Generated ones.")] = 10_000_000,
     runs: Annotated[int, typer.Option(help="Training runs that are not over.")] = 16,
+    media_bytes_per_day: Annotated[int, typer.Option(help="Bytes of media that were not stored yet.")] = 64 << 30,
+    worker_seconds_per_hour: Annotated[
+        int, typer.Option(help="Seconds of processors, of its environments' workers and of decoding its media.")
+    ] = 10 * 3600,
     days: Annotated[float | None, typer.Option(help="Until it expires; default: never.")] = None,
     folder: Folder = FOLDER,
     journal: Annotated[str | None, typer.Option()] = None,
@@ -133,7 +137,16 @@ def add_key(
     """Make a key; it is shown once."""
     ring = _ring(folder, journal)
     lifetime = days * 86_400 if days is not None else None
-    secret, key = ring.create(name, [r.strip() for r in rights.split(",")], episodes, tokens_per_minute, lifetime, runs)
+    secret, key = ring.create(
+        name,
+        [right.strip() for right in rights.split(",")],
+        episodes=episodes,
+        tokens_per_minute=tokens_per_minute,
+        lifetime=lifetime,
+        runs=runs,
+        media_bytes_per_day=media_bytes_per_day,
+        worker_seconds_per_hour=worker_seconds_per_hour,
+    )
     typer.echo(f"{key.id}  {name}  {', '.join(sorted(key.rights))}", err=True)
     typer.echo(secret)
 
@@ -144,7 +157,8 @@ def list_keys(folder: Folder = FOLDER, journal: Annotated[str | None, typer.Opti
     for row in _ring(folder, journal).list():
         expired = row["expires_at"] is not None and row["expires_at"] < time.time()
         state = "revoked" if row["revoked_at"] else "expired" if expired else "works"
-        limits = f"{row['episodes']} episodes, {row['tokens_per_minute']} tokens/min, {row['runs']} runs"
+        limits = f"{row['episodes']} episodes, {row['tokens_per_minute']} tokens/min, {row['runs']} runs, "
+        limits += f"{row['media_bytes_per_day']} bytes of media/day, {row['worker_seconds_per_hour']} worker seconds/h"
         typer.echo(f"{row['id']}  {row['name']}  {', '.join(row['rights'])}  {limits}  {state}")
 
 

@@ -30,7 +30,7 @@ from relax_server.api.media.decoders import MediaDecoders
 from relax_server.api.metrics import Metrics
 from relax_server.api.pausing import Gate, GatedSlots, Slots
 from relax_server.api.private import private_folder
-from relax_server.api.quotas import FairSlots, KeyMeter, TokenRates
+from relax_server.api.quotas import MEDIA_BYTES, TOKENS, WORKER_SECONDS, FairSlots, KeyMeter, KeyRates
 from relax_server.api.settings import ServiceConfig
 from relax_server.api.workers.place import WorkerPlace
 from relax_server.gateway.errors import ApiError
@@ -113,12 +113,16 @@ class ServiceCore:
         logs = config.folder / "logs"
         sandbox = Sandbox(config.folder, config.trust_uploads)
         self.envs = EnvHub(
-            journal, self.store, self.database, self.media_threads, logs, config.worker_limits, sandbox, self.take_media
+            *(journal, self.store, self.database, self.media_threads, logs, config.worker_limits, sandbox),
+            take=self.take_media,
+            meter=self.worker_meter,
         )
         self.slots = FairSlots(config.concurrency)
         self.turn = asyncio.Lock()
         """See `RolloutContext.turn`."""
-        self.rates = TokenRates()
+        self.rates = KeyRates(TOKENS)
+        self.media_rates = KeyRates(MEDIA_BYTES)
+        self.worker_rates = KeyRates(WORKER_SECONDS)
         self.background = Background()
         self.tally = Tally()
         self.metrics = Metrics()
@@ -179,8 +183,10 @@ class ServiceCore:
         if missing:
             takes = ", ".join(sorted(self.processor.modalities)) or "text only"
             raise ConfigError(f"{spec.id} shows {', '.join(sorted(missing))}, but the model takes {takes}")
-        intake = self.intake.share(self.media_slots.of(key.id, MEDIA_THREADS // 2))
-        meter = KeyMeter(self.rates, key, self.background if agent is None else None)
+        background = self.background if agent is None else None
+        stored = KeyMeter(self.media_rates, key, background)
+        intake = self.intake.share(self.media_slots.of(key.id, MEDIA_THREADS // 2), stored)
+        meter = KeyMeter(self.rates, key, background)
         return RolloutContext(
             run=run,
             spec=spec,
@@ -235,15 +241,39 @@ class ServiceCore:
 
         Raises:
             MediaError: refused, or the store cannot be written.
-            ApiError: too many of this key wait already.
+            ApiError: too many of this key wait already, or it has used up a quota.
         """
         digest = await self.media_threads.call(hashlib.sha256, data, limit=MEDIA_LIMIT)
         ref = await self.media_ref(digest.hexdigest(), kind)
         if ref is None or ref.kind != kind:
-            ref = await self.decoders.check(kind, data, owner)
-            await self.media_threads.call(self.store.write, ref, data, limit=MEDIA_LIMIT)
+            stored = KeyMeter(self.media_rates, await self.charged(owner))
+            await stored.reserve(len(data))
+            try:
+                ref = await self.decoders.check(kind, data, owner, await self.worker_meter(owner))
+                await self.media_threads.call(self.store.write, ref, data, limit=MEDIA_LIMIT)
+            except BaseException:
+                stored.give_back(len(data))
+                raise
             self._refs[kind, ref.sha256] = ref
         return ref
+
+    # ---------------------------------------------------------------------------------------------------------- keys
+
+    async def charged(self, owner: str) -> Key:
+        """The key with an id, for its quotas.
+
+        Raises:
+            JournalError: there never was one, or the database cannot be asked.
+        """
+        return self.keys.charged_before(owner) or await self.ask(self.keys.charged, owner)
+
+    async def worker_meter(self, owner: str) -> KeyMeter:
+        """Who the time of processors is charged to that goes by in the name of a key.
+
+        Raises:
+            JournalError: as `charged`.
+        """
+        return KeyMeter(self.worker_rates, await self.charged(owner))
 
     async def wants_keys(self) -> bool:
         """Whether callers must show a key: from the first one on, also if it was made while the service runs, and for ever."""

@@ -6,12 +6,12 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from sqlalchemy import insert, select, update
 
-from relax_sdk.errors import ConfigError
+from relax_sdk.errors import ConfigError, JournalError
 from relax_server.gateway.digest import digest
 from relax_server.journal.schema import keys
 from relax_server.journal.sql import SqlJournal
@@ -22,10 +22,14 @@ RIGHTS: frozenset[str] = frozenset(get_args(Right))
 PREFIX = "rlx_"
 RUNS = 16
 """Training runs that a key may have under way if nothing else is said."""
+MEDIA_BYTES_PER_DAY, WORKER_SECONDS_PER_HOUR = 64 << 30, 10 * 3600
+"""New media of a key, and time of processors that its environments and media may take, if nothing else is said."""
 KNOWN_SECONDS = 2.0
 """How long a key is believed without asking the database again: a revoked one works that much longer."""
 MOST_KNOWN = 10_000
 """Keys and guesses that are remembered; then guesses are forgotten."""
+MOST_CHARGED = 10_000
+"""Keys whose quotas are remembered."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,10 @@ class Key:
     """Generated tokens."""
     runs: int = RUNS
     """Training runs that are not over."""
+    media_bytes_per_day: int = MEDIA_BYTES_PER_DAY
+    """Bytes of media that are stored for it and were not there."""
+    worker_seconds_per_hour: int = WORKER_SECONDS_PER_HOUR
+    """Seconds of a processor, of its environments' workers and of the processes that decode its media."""
     expires_at: float | None = None
     """Unix seconds."""
 
@@ -49,7 +57,16 @@ class Key:
         return right in self.rights or "admin" in self.rights
 
 
-LOCAL = Key("local", "local", frozenset({"run"}), episodes=1 << 31, tokens_per_minute=1 << 53, runs=1 << 31)
+LOCAL = Key(
+    "local",
+    "local",
+    frozenset({"run"}),
+    episodes=1 << 31,
+    tokens_per_minute=1 << 53,
+    runs=1 << 31,
+    media_bytes_per_day=1 << 53,
+    worker_seconds_per_hour=1 << 53,
+)
 """Anybody on this machine, while no key was ever made, or at a service that was started with `--no-keys`. Bringing code takes a
 key all the same."""
 
@@ -70,6 +87,7 @@ class KeyRing:
         self._journal = journal
         self._clock, self._elapsed = clock, elapsed
         self._known: dict[str, tuple[float, Key | None]] = {}
+        self._charged = {LOCAL.id: LOCAL}
         self._last_moments: dict[str, float] = {}
         """By the id of a key: when it expires at the latest, by `elapsed`."""
 
@@ -81,6 +99,8 @@ class KeyRing:
         tokens_per_minute: int = 10_000_000,
         lifetime: float | None = None,
         runs: int = RUNS,
+        media_bytes_per_day: int = MEDIA_BYTES_PER_DAY,
+        worker_seconds_per_hour: int = WORKER_SECONDS_PER_HOUR,
     ) -> tuple[str, Key]:
         """Make a key; the secret is returned here and nowhere else.
 
@@ -91,6 +111,8 @@ class KeyRing:
             tokens_per_minute: generated ones.
             lifetime: seconds until it expires; None: never.
             runs: training runs that are not over.
+            media_bytes_per_day: bytes of new media.
+            worker_seconds_per_hour: seconds of processors.
 
         Raises:
             ConfigError: an unknown right, or a quota below 1.
@@ -99,14 +121,16 @@ class KeyRing:
         wrong = sorted(set(rights) - RIGHTS)
         if wrong or not rights:
             raise ConfigError(f"key rights {wrong or 'none'}; there are {', '.join(sorted(RIGHTS))}")
-        for what, value in (("episodes", episodes), ("tokens_per_minute", tokens_per_minute), ("runs", runs)):
+        quotas = dict(episodes=episodes, tokens_per_minute=tokens_per_minute, runs=runs)
+        quotas |= dict(media_bytes_per_day=media_bytes_per_day, worker_seconds_per_hour=worker_seconds_per_hour)
+        for what, value in quotas.items():
             if value < 1:
                 raise ConfigError(f"key {what} = {value}; allowed: 1 or more")
         if lifetime is not None and lifetime <= 0:
             raise ConfigError(f"key lifetime = {lifetime}; allowed: above 0 seconds")
         secret, now = PREFIX + secrets.token_urlsafe(32), self._clock()
-        row: dict[str, Any] = dict(id=f"key_{secrets.token_hex(6)}", name=name, rights=sorted(rights), episodes=episodes)
-        row |= dict(tokens_per_minute=tokens_per_minute, runs=runs, created_at=now)
+        row: dict[str, Any] = dict(id=f"key_{secrets.token_hex(6)}", name=name, rights=sorted(rights))
+        row |= quotas | dict(created_at=now)
         row |= dict(hash=digest(secret), expires_at=now + lifetime if lifetime is not None else None)
         with self._journal.writing("make a key") as connection:
             connection.execute(insert(keys).values(row))
@@ -144,6 +168,26 @@ class KeyRing:
             row = connection.execute(select(keys).where(keys.c.id == id, keys.c.revoked_at.is_(None))).mappings().first()
         key = _key(dict(row)) if row is not None else None
         return key if key is not None and not self._expired(key) else None
+
+    def charged(self, id: str) -> Key:
+        """The key with an id, whose quotas hold for what goes on in its name also after it has ended.
+
+        Raises:
+            JournalError: there never was one.
+        """
+        if id not in self._charged:
+            with self._journal.reading("look up a key") as connection:
+                row = connection.execute(select(keys).where(keys.c.id == id)).mappings().first()
+            if row is None:
+                raise JournalError(f"there is no key {id} that could be charged")
+            if len(self._charged) >= MOST_CHARGED:
+                self._charged.clear()
+            self._charged[id] = _key(dict(row))
+        return self._charged[id]
+
+    def charged_before(self, id: str) -> Key | None:
+        """As `charged`, but only from memory, so that it never blocks; None: it has to be asked."""
+        return self._charged.get(id)
 
     def any(self) -> bool:
         """Whether a key was ever made, also if it was revoked or has expired since: what was locked once stays so."""
@@ -201,5 +245,4 @@ class KeyRing:
 
 
 def _key(row: dict[str, Any]) -> Key:
-    rights = frozenset(row["rights"])
-    return Key(row["id"], row["name"], rights, row["episodes"], row["tokens_per_minute"], row["runs"], row["expires_at"])
+    return Key(**{field.name: row[field.name] for field in fields(Key)} | {"rights": frozenset(row["rights"])})

@@ -6,14 +6,16 @@ import asyncio
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
 
 from relax_server.api.background import Background
 from relax_server.api.keys import Key
 from relax_server.gateway.errors import ApiError
 
-MINUTE = 60.0
 LOOK_SECONDS = 0.2
-"""Seconds between two looks whether a key has tokens again: what others gave back may be there sooner than was reckoned."""
+"""Seconds between two looks whether a key has something left again: what others gave back may be there sooner than was
+reckoned."""
 
 
 class FairSlots:
@@ -158,82 +160,123 @@ class AskedSlot(KeySlots):
             self._slots.give_up(self._key, self._place)
 
 
-class TokenRates:
-    """Generated tokens of each key in the last minute, as a bucket that fills steadily.
+@dataclass(frozen=True)
+class Quota:
+    """What a key may use of something in a span of time."""
+
+    name: str
+    """Field of `Key` that holds the amount, and code of the error when it is used up."""
+    unit: str
+    """What is counted, and in which span, for people."""
+    seconds: float
+    """Length of the span."""
+
+
+TOKENS = Quota("tokens_per_minute", "tokens a minute", 60.0)
+"""Generated ones."""
+MEDIA_BYTES = Quota("media_bytes_per_day", "bytes of new media a day", 86_400.0)
+"""Bytes that are stored; what is there already costs nothing."""
+WORKER_SECONDS = Quota("worker_seconds_per_hour", "worker seconds an hour", 3600.0)
+"""Seconds of a processor, of the workers of a key's environments and of the processes that decode its media."""
+
+
+class KeyRates:
+    """What each key has used of its quota lately, as a bucket that fills steadily and holds the amount of one span.
 
     A call takes all the tokens that it may generate before it is sent, and gives back afterwards what it has not generated:
-    calls that are sent together are held to the same quota as calls one after the other.
+    calls that are sent together are held to the same quota as calls one after the other. What is known only when it was used,
+    such as the time of a processor, may take the bucket below empty.
 
     Args:
+        quota: what is counted.
         clock: seconds, never going back.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, quota: Quota, clock: Callable[[], float] = time.monotonic) -> None:
+        self.quota = quota
+        self._amount: Callable[[Key], int] = attrgetter(quota.name)
         self._clock = clock
         self._left: dict[str, tuple[float, float]] = {}
         self._lines: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Lines of those who wait for tokens, by key."""
+        """Lines of those who wait, by key."""
 
     def _level(self, key: Key) -> tuple[float, float]:
-        """Tokens that a key has left, and the time."""
-        now, quota = self._clock(), key.tokens_per_minute
-        left, at = self._left.get(key.id, (quota, now))
-        return min(quota, left + (now - at) / MINUTE * quota), now
+        """What a key has left, and the time."""
+        now, amount = self._clock(), self._amount(key)
+        left, at = self._left.get(key.id, (amount, now))
+        return min(amount, left + (now - at) / self.quota.seconds * amount), now
 
     def check(self, key: Key) -> None:
-        """Raise if a key has used up its tokens; see `charge`."""
+        """Raise if a key has used up its quota; see `charge`."""
         self.charge(key, 0)
 
-    def charge(self, key: Key, tokens: int) -> None:
-        """Take tokens, unless a key has used up its own.
+    def charge(self, key: Key, amount: float) -> None:
+        """Take so much, unless a key has used up its quota.
 
         Raises:
             ApiError: 429, with the seconds to wait.
         """
         left, now = self._level(key)
         if left <= 0:
-            wait = max(1, round(-left / key.tokens_per_minute * MINUTE + 1))
-            message = f"key {key.name!r} has used its {key.tokens_per_minute} tokens a minute; try again in {wait} s"
-            raise ApiError(429, message, "tokens_per_minute", headers={"Retry-After": str(wait)})
-        self._left[key.id] = left - tokens, now
+            quota = self._amount(key)
+            wait = max(1, round(-left / quota * self.quota.seconds + 1))
+            message = f"key {key.name!r} has used its {quota} {self.quota.unit}; try again in {wait} s"
+            raise ApiError(429, message, self.quota.name, headers={"Retry-After": str(wait)})
+        self._left[key.id] = left - amount, now
 
-    async def wait(self, key: Key, tokens: int) -> None:
-        """Take tokens as soon as a key has any left; who came first is first."""
+    async def wait(self, key: Key, amount: float) -> None:
+        """Take so much as soon as a key has anything left; who came first is first."""
         async with self._lines[key.id]:
             while self._level(key)[0] <= 0:  # noqa: ASYNC110 - time alone fills the bucket, and others who give back
                 await asyncio.sleep(LOOK_SECONDS)
-            self.take(key, tokens)
+            self.take(key, amount)
 
-    def take(self, key: Key, tokens: int) -> None:
-        """Count tokens; the bucket may go below empty. A negative number gives some back."""
+    def take(self, key: Key, amount: float) -> None:
+        """Count so much; the bucket may go below empty. A negative amount gives some back."""
         left, now = self._level(key)
-        self._left[key.id] = left - tokens, now
+        self._left[key.id] = left - amount, now
 
 
 class KeyMeter:
-    """`TokenRates` for the calls of one key; it takes the place of a `relax_server.rollout.calls.Meter`.
+    """`KeyRates` for what one key does; it takes the place of a `relax_server.rollout.calls.Meter`.
 
     Args:
         rates: of all keys.
         key: that is charged.
-        background: where calls that no request waits for stand in line, until there are tokens, too; None: somebody waits, and
-            calls are refused while there are no tokens.
+        background: where what no request waits for stands in line, until something is left, too; None: somebody waits, and is
+            refused while nothing is left.
     """
 
-    def __init__(self, rates: TokenRates, key: Key, background: Background | None = None) -> None:
+    def __init__(self, rates: KeyRates, key: Key, background: Background | None = None) -> None:
         self._rates, self._key, self._background = rates, key, background
 
-    async def reserve(self, tokens: int) -> None:
-        """Take what a call may generate.
+    async def reserve(self, amount: float) -> None:
+        """Take what something may use, before it is done.
 
         Raises:
             ApiError: 429, if it does not wait.
         """
         if self._background is not None:
             await self._background.turn(self._key.id)
-            return await self._rates.wait(self._key, tokens)
-        self._rates.charge(self._key, tokens)
+            return await self._rates.wait(self._key, amount)
+        self._rates.charge(self._key, amount)
 
-    def give_back(self, tokens: int) -> None:
-        """Return what a call has not generated."""
-        self._rates.take(self._key, -tokens)
+    async def wait(self) -> None:
+        """Wait until something is left."""
+        await self._rates.wait(self._key, 0.0)
+
+    def check(self) -> None:
+        """Raise if nothing is left.
+
+        Raises:
+            ApiError: 429, with the seconds to wait.
+        """
+        self._rates.check(self._key)
+
+    def take(self, amount: float) -> None:
+        """Count what was used."""
+        self._rates.take(self._key, amount)
+
+    def give_back(self, amount: float) -> None:
+        """Return what was reserved and not used."""
+        self._rates.take(self._key, -amount)

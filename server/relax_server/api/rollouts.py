@@ -298,6 +298,7 @@ class RolloutHub:
                     await gate.acquire()
                     row = await core.media_threads.call(split.row, index, limit=DATABASE_LIMIT)
                     task = self._task(id, index, row, body)
+                    await core.envs.require_time(body.env, patient=True)
                     await self._starts.begin(rollout, key, task.size)
                     played = group.create_task(self._group(rollout, context, task, run, gate))
                     played.add_done_callback(lambda _: self._starts.end(rollout, body.group_size))

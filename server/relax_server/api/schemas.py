@@ -190,4 +190,8 @@ class KeyBody(Body):
     episodes: int = Field(default=1024, ge=1, le=1 << 31)
     tokens_per_minute: int = Field(default=10_000_000, ge=1, le=1 << 53)
     runs: int = Field(default=16, ge=1, le=1 << 31, description="Training runs that are not over")
+    media_bytes_per_day: int = Field(default=64 << 30, ge=1, le=1 << 53, description="Bytes of media that were not stored yet")
+    worker_seconds_per_hour: int = Field(
+        default=10 * 3600, ge=1, le=1 << 31, description="Seconds of processors, of its environments' workers and of decoding"
+    )
     lifetime: float | None = Field(default=None, gt=0, le=10 * 365 * 86_400, description="Seconds")

@@ -342,6 +342,7 @@ class SessionHub:
         core = self.core
         await core.own_run(opening.run, key)
         spec = await core.envs.find(opening.env)
+        await core.envs.require_time(opening.env)
         splits = await core.splits(spec)
         if opening.split not in splits:
             raise bad(f"{spec.id} has no split {opening.split!r}; there are {', '.join(splits)}", "split")

@@ -20,7 +20,7 @@ from sqlalchemy import (
 
 from relax_server.journal.columns import Name, Note
 
-HEAD = "0009"
+HEAD = "0010"
 """The newest revision in `migrations/versions`."""
 
 
@@ -142,6 +142,8 @@ keys = Table(
     Column("episodes", BigInteger, nullable=False),  # at once
     Column("tokens_per_minute", BigInteger, nullable=False),
     Column("runs", BigInteger, nullable=False, server_default="16"),  # training runs that are not over
+    Column("media_bytes_per_day", BigInteger, nullable=False, server_default=str(64 << 30)),
+    Column("worker_seconds_per_hour", BigInteger, nullable=False, server_default=str(10 * 3600)),
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),

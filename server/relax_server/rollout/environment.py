@@ -23,6 +23,9 @@ from relax_server.rollout.clock import EpisodeClock
 from relax_server.rollout.task import EpisodeTask
 from relax_server.rollout.threads import CallThreads
 
+OURS = ("relax_sdk", "relax_server")
+"""Packages whose errors are told as they are."""
+
 
 @dataclass(kw_only=True)
 class EnvContext:
@@ -196,6 +199,9 @@ class EnvRunner:
 def named_error(where: str, error: BaseException, kind: type[EpisodeError] = EnvError) -> RelaxError:
     """`error` with the place in front; an error that is not ours becomes one of `kind`, with the line that raised it."""
     found = type(error)
-    if getattr(errors, found.__name__, None) is found and issubclass(found, RelaxError):
-        return found(f"{where}: {error}")
+    if isinstance(error, RelaxError) and found.__module__.partition(".")[0] in OURS:
+        named = found.__new__(found)
+        named.__dict__.update(error.__dict__)  # such as the status of a refusal
+        named.args = (f"{where}: {error}",)
+        return named
     return kind(f"{where}: {errors.raised(error)}")

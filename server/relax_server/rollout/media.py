@@ -46,6 +46,22 @@ class Slots(Protocol):
         """Give it back."""
 
 
+class Meter(Protocol):
+    """Who bytes are charged to that are stored."""
+
+    async def reserve(self, amount: float) -> None:
+        """Take what is to be stored.
+
+        Raises:
+            RelaxError: it may not be stored.
+        """
+        ...
+
+    def give_back(self, amount: float) -> None:
+        """Return what was not stored."""
+        ...
+
+
 @dataclass
 class _Items:
     known: OrderedDict[MediaKey, PreparedMedia] = field(default_factory=OrderedDict)
@@ -69,6 +85,7 @@ class MediaIntake:
         self.threads = threads
         self.limit = limit
         self._slots: Slots | None = None
+        self._meter: Meter | None = None
         self._items = _Items()
 
     @property
@@ -76,14 +93,15 @@ class MediaIntake:
         """Items decoded so far."""
         return self._items.decoded
 
-    def share(self, slots: Slots) -> MediaIntake:
+    def share(self, slots: Slots, meter: Meter) -> MediaIntake:
         """The same intake, for one of several who share its threads.
 
         Args:
             slots: places in the threads; each item that is decoded for this one takes a place.
+            meter: is charged for the bytes of each item that is stored for this one and was not there.
         """
         shared = copy.copy(self)
-        shared._slots = slots
+        shared._slots, shared._meter = slots, meter
         return shared
 
     async def take(self, media: Iterable[Media]) -> list[PreparedMedia]:
@@ -91,23 +109,41 @@ class MediaIntake:
 
         Raises:
             MediaError: damaged or unreadable.
+            RelaxError: the meter refuses to store more.
             StorageError: the store cannot be written.
             EpisodeTimeout: decoding passed its limit.
         """
-        started = [self._start(item) for item in media]
+        started = [self._known(item) or self._start(item, await self._charge(item)) for item in media]
         return [item if isinstance(item, PreparedMedia) else await asyncio.shield(item) for item in started]
 
-    def _start(self, media: Media) -> PreparedMedia | asyncio.Future[PreparedMedia]:
-        key = media.ref.key
-        items = self._items
+    def _known(self, media: Media) -> PreparedMedia | asyncio.Future[PreparedMedia] | None:
+        key, items = media.ref.key, self._items
         known = items.known.get(key)
-        if known is not None:
-            items.known.move_to_end(key)
-            return known
-        if key not in items.coming:
-            coming = items.coming[key] = self._begin(media)
-            coming.add_done_callback(lambda future: self._arrived(key, future))
-        return items.coming[key]
+        if known is None:
+            return items.coming.get(key)
+        items.known.move_to_end(key)
+        return known
+
+    async def _charge(self, media: Media) -> int:
+        """Reserve the bytes of an item that is not in the store; outside of any turn, as there may be a long wait for them."""
+        if self._meter is None or await self.threads.call(self._stored, media, limit=self.limit):
+            return 0
+        await self._meter.reserve(media.ref.size)
+        return media.ref.size
+
+    def _start(self, media: Media, charged: int) -> PreparedMedia | asyncio.Future[PreparedMedia]:
+        found = self._known(media)  # another may have brought it meanwhile
+        if found is not None:
+            self._give_back(charged)
+            return found
+        key = media.ref.key
+        coming = self._items.coming[key] = self._begin(media)
+        coming.add_done_callback(lambda future: self._arrived(key, future, charged))
+        return coming
+
+    def _give_back(self, charged: int) -> None:
+        if self._meter is not None and charged:
+            self._meter.give_back(charged)
 
     def _begin(self, media: Media) -> asyncio.Future[PreparedMedia]:
         if self._slots is None:
@@ -121,10 +157,14 @@ class MediaIntake:
         finally:
             slots.release()
 
-    def _arrived(self, key: MediaKey, future: asyncio.Future[PreparedMedia]) -> None:
+    def _stored(self, media: Media) -> bool:
+        return self.store.path(media.ref).exists()
+
+    def _arrived(self, key: MediaKey, future: asyncio.Future[PreparedMedia], charged: int) -> None:
         items = self._items
         del items.coming[key]
         if future.cancelled() or future.exception() is not None:
+            self._give_back(charged)
             return
         items.decoded += 1
         items.known[key] = future.result()

@@ -1,8 +1,9 @@
 """The guard of a worker: `python -m relax_server.api.environments.guard FD PLAN`.
 
 It starts the process that holds the foreign code, in the sandbox unless the plan says that it is trusted, and watches it and
-all that it starts: what uses too much, or is left over when the service or the worker ends, is killed. The reason is told in
-one line on standard output. What the worker prints goes to standard error, cleaned.
+all that it starts: what uses too much, or is left over when the service or the worker ends, is killed. On standard output it
+tells how much time of processors they spend, and in the last line the reason. What the worker prints goes to standard error,
+cleaned.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from relax_server.api.environments.limits import WorkerLimits, WorkerPlan
 from relax_server.api.environments.printed import PrintedLines
 from relax_server.api.environments.sandbox import enclosed, environment
 from relax_server.api.environments.syscalls import filter_pipe
-from relax_server.api.environments.usage import usage_of
+from relax_server.api.environments.told import STEP, spent_line
+from relax_server.api.environments.usage import spent_by_children, usage_of
 
 POLL = 0.2
 """Seconds between looks."""
@@ -63,11 +65,12 @@ def main() -> None:
     printed.start()
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, GUARD_NICE)
-    how = ""
+    how, told = "", Told()
     try:
-        how = _watch(child, plan)
+        how = _watch(child, plan, told)
     finally:
         _kill_all()
+        told.spent(spent_by_children(), 0.0)
         printed.join(PRINTED_SECONDS)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -148,7 +151,20 @@ def _limit(limits: WorkerLimits) -> None:
 # ----------------------------------------------------------------------------------------------------- the guard's side
 
 
-def _watch(child: int, plan: WorkerPlan) -> str:
+class Told:
+    """What the service was told of the time that the worker's processes spent."""
+
+    def __init__(self) -> None:
+        self._told = 0.0
+
+    def spent(self, seconds: float, step: float = STEP) -> None:
+        """Tell it how many seconds of a processor they have spent altogether, if these are more than a step more."""
+        if seconds - self._told > step:
+            print(spent_line(seconds - self._told), flush=True)
+            self._told = seconds
+
+
+def _watch(child: int, plan: WorkerPlan, told: Told) -> str:
     """Wait until the worker ends or must end; returns how."""
     limits, extra = plan.limits, 0 if plan.trusted else OF_BUBBLEWRAP
     spent, debt, last = 0.0, 0.0, time.monotonic()
@@ -168,6 +184,7 @@ def _watch(child: int, plan: WorkerPlan) -> str:
         now = time.monotonic()
         debt = max(0.0, debt + max(0.0, usage.cpu - spent) - limits.cpus * (now - last))
         spent, last = usage.cpu, now
+        told.spent(spent)
         if debt > POLL:
             _signal_all(signal.SIGSTOP)
             time.sleep(min(debt / limits.cpus, 1.0))

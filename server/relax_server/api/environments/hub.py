@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import re
 import time
@@ -27,6 +28,7 @@ from relax_server.api.environments.source import EnvSource, python_version
 from relax_server.api.environments.worker import WorkerLink
 from relax_server.api.freeform import FREE
 from relax_server.api.keys import Key
+from relax_server.api.quotas import KeyMeter
 from relax_server.gateway.errors import ApiError, bad, unknown
 from relax_server.journal.schema import envs
 from relax_server.journal.sql import SqlJournal
@@ -73,6 +75,7 @@ class EnvHub:
         limits: of every worker.
         sandbox: in which workers run.
         take: checks and stores an item, given the id of the key that it came with.
+        meter: finds who is charged for the workers of a key, given its id.
     """
 
     def __init__(
@@ -85,10 +88,12 @@ class EnvHub:
         limits: WorkerLimits,
         sandbox: Sandbox,
         take: Callable[[Kind, bytes, str], Awaitable[MediaRef]],
+        meter: Callable[[str], Awaitable[KeyMeter]],
     ) -> None:
         self._journal, self._store, self._database = journal, store, database
         self._in_thread: InThread = threads.call
-        self._logs, self.limits, self._sandbox, self._take = logs, limits, sandbox, take
+        self._logs, self.limits, self._sandbox = logs, limits, sandbox
+        self._take, self._meter = take, meter
         self._entries: dict[str, Entry] = {}
         self._looked: dict[str, float] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -125,6 +130,20 @@ class EnvHub:
         except RelaxError:
             return False
         return True
+
+    async def require_time(self, env: str, patient: bool = False) -> None:
+        """Raise if an environment's worker may not be asked now, as the key that registered it has used up its seconds.
+
+        Args:
+            env: its name.
+            patient: wait until it may be.
+
+        Raises:
+            ApiError: 429, with the seconds to wait.
+        """
+        link = self.link(env)
+        if isinstance(link, WorkerLink):
+            await link.require_time(patient)
 
     def link(self, env: str) -> HostLink | None:
         """The way to an environment that runs elsewhere; None: it does not."""
@@ -271,7 +290,8 @@ class EnvHub:
 
     def _worker(self, source: EnvSource, owner: str) -> WorkerLink:
         log = self._logs / f"env-{quote(source.id, safe='')}.log"
-        return WorkerLink(source, self.limits, log, self._store, self._in_thread, self._sandbox, self._take_for(owner))
+        meter = functools.partial(self._meter, owner)
+        return WorkerLink(source, self.limits, log, self._store, self._in_thread, self._sandbox, self._take_for(owner), meter)
 
     def _take_for(self, owner: str) -> TakeMedia:
         return lambda kind, data: self._take(kind, data, owner)

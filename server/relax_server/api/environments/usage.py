@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,24 +23,30 @@ class Usage:
 
 
 def usage_of(processes: list[psutil.Process], sandboxed: bool, network: bool) -> Usage:
-    """What processes use.
+    """What processes use, and used that were started by them or by this one and have ended.
 
     Args:
         processes: all of one worker.
         sandboxed: in the sandbox; then what the system holds for them counts, too.
         network: whether they are in the machine's network, whose connections are not all theirs.
     """
-    usage = Usage()
+    usage = Usage(cpu=spent_by_children())
     for process in processes:
         with contextlib.suppress(psutil.Error), process.oneshot():
             usage.memory += _memory(process, shared=len(processes) > 1)
             times = process.cpu_times()
-            usage.cpu += times.user + times.system
+            usage.cpu += times.user + times.system + times.children_user + times.children_system
     if sandboxed:
         usage.memory += _written(processes) + _in_pipes_and_sockets(processes)
         if not network and processes:
             usage.memory += _on_the_way(processes[-1].pid)
     return usage
+
+
+def spent_by_children() -> float:
+    """Seconds of a processor of this process's children that have ended, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _memory(process: psutil.Process, shared: bool) -> int:

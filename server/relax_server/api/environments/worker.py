@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from relax_server.api.environments.frames import FROM_WORKER, TO_WORKER, frame, 
 from relax_server.api.environments.limits import WorkerLimits, WorkerPlan
 from relax_server.api.environments.sandbox import Sandbox, environment
 from relax_server.api.environments.source import EnvSource
+from relax_server.api.environments.told import read_line
+from relax_server.api.quotas import KeyMeter
+from relax_server.gateway.errors import ApiError
 from relax_server.log_tail import log_tail
 from relax_server.rollout.hosted import HostLink, InThread, TakeMedia
 
@@ -46,6 +49,7 @@ class WorkerLink(HostLink):
         in_thread: calls what waits for the disk.
         sandbox: it runs in there.
         take: checks and stores an item that the worker sends.
+        meter: finds who is charged for the seconds of a processor that it spends; None: nobody is.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class WorkerLink(HostLink):
         in_thread: InThread,
         sandbox: Sandbox,
         take: TakeMedia | None = None,
+        meter: Callable[[], Awaitable[KeyMeter]] | None = None,
     ) -> None:
         super().__init__(source.id, store, in_thread, take)
         self.source, self.limits, self.log, self.sandbox = source, limits, log, sandbox
@@ -64,6 +69,7 @@ class WorkerLink(HostLink):
         """Workers that have ended by themselves or were killed."""
         self.how = ""
         """The last one did."""
+        self._meter = meter
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -71,6 +77,19 @@ class WorkerLink(HostLink):
         self._not_before, self._pause = 0.0, FIRST_PAUSE
         self._closed = False
         self._given_up: set[int] = set()
+
+    async def require_time(self, patient: bool = False) -> None:
+        """Raise if whoever is charged for the worker has used up their seconds of a processor.
+
+        Args:
+            patient: wait until there are some.
+
+        Raises:
+            ApiError: 429, with the seconds to wait.
+        """
+        if self._meter is not None:
+            meter = await self._meter()
+            await meter.wait() if patient else meter.check()
 
     async def describe(self) -> Description:
         """Start a worker and ask what the environment is.
@@ -85,6 +104,8 @@ class WorkerLink(HostLink):
     async def send(self, message: FromService) -> None:
         if not isinstance(message, Ask) and self._writer is None:
             return  # its episodes are gone with it
+        if isinstance(message, Ask):
+            await self.require_time()
         if self._writer is None:
             async with self._starting:
                 if self._writer is None:
@@ -141,7 +162,7 @@ class WorkerLink(HostLink):
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
         started, self.how, self._given_up = time.monotonic(), "", set()
-        self._process = process
+        self._process, hearing = process, asyncio.create_task(self._hear(process))
         try:
             async with asyncio.timeout(START_SECONDS):
                 writer.write(frame(msgspec.msgpack.encode(self.source), TO_WORKER))
@@ -152,10 +173,10 @@ class WorkerLink(HostLink):
         except (ConnectionError, RelaxError) as error:
             message, self.how = None, str(error)
         if not isinstance(message, Hello):
-            await self._finish(process, writer, started)
+            await self._finish(process, hearing, writer, started)
             raise EnvError(message.message if isinstance(message, Broken) else await self._gone())
         self._writer = writer
-        self._watch = asyncio.create_task(self._listen(process, reader, writer, started))
+        self._watch = asyncio.create_task(self._listen(process, hearing, reader, writer, started))
         return message.env
 
     async def _spawn(self, connection: socket.socket) -> asyncio.subprocess.Process:
@@ -175,6 +196,7 @@ class WorkerLink(HostLink):
     async def _listen(
         self,
         process: asyncio.subprocess.Process,
+        hearing: asyncio.Task[str],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         started: float,
@@ -189,18 +211,46 @@ class WorkerLink(HostLink):
             self.how = str(error)
         finally:
             self._writer = None
-            await self._finish(process, writer, started)
+            await self._finish(process, hearing, writer, started)
             self.lost(await self._gone())
 
-    async def _finish(self, process: asyncio.subprocess.Process, writer: asyncio.StreamWriter, started: float) -> None:
+    async def _hear(self, process: asyncio.subprocess.Process) -> str:
+        """Charge what the guard says was spent, until it says how the worker ended."""
+        assert process.stdout is not None
+        meter = await self._meter() if self._meter is not None else None
+        async for line in process.stdout:
+            told = read_line(line.decode(errors="replace").strip())
+            if isinstance(told, str):
+                await process.wait()
+                return told or "ended"
+            if meter is not None:
+                meter.take(told)
+                self._end_if_used_up(meter)
+        return "ended"
+
+    def _end_if_used_up(self, meter: KeyMeter) -> None:
+        try:
+            meter.check()
+        except ApiError as error:
+            self.how = self.how or f"was ended: {error}"
+            self._stop()
+
+    async def _finish(
+        self,
+        process: asyncio.subprocess.Process,
+        hearing: asyncio.Task[str],
+        writer: asyncio.StreamWriter,
+        started: float,
+    ) -> None:
         """Let the guard kill what is left of it, and hear from it how it ended."""
         writer.close()
         told = ""
         try:
             if self.how:
                 _close_input(process)
-            told = await _last_words(process, NOTICE_SECONDS) or await _last_words(process, END_SECONDS)
+            told = await _last_words(process, hearing, NOTICE_SECONDS) or await _last_words(process, hearing, END_SECONDS)
         finally:
+            hearing.cancel()
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
@@ -227,17 +277,14 @@ class WorkerLink(HostLink):
         return f"the worker process of environment {self.env} {self.how}{tail}"
 
 
-async def _last_words(process: asyncio.subprocess.Process, seconds: float) -> str:
+async def _last_words(process: asyncio.subprocess.Process, hearing: asyncio.Task[str], seconds: float) -> str:
     """What the guard says when it ends; after so many seconds it is told to."""
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(seconds):
-            line = await process.stdout.readline()
-            await process.wait()
-            return line.decode(errors="replace").strip() or "ended"
-    except TimeoutError:
-        _close_input(process)
-        return ""
+    done, _ = await asyncio.wait({hearing}, timeout=seconds)
+    if done and not hearing.cancelled():
+        error = hearing.exception()
+        return hearing.result() if error is None else f"ended, and how is not known ({error})"
+    _close_input(process)
+    return ""
 
 
 def _close_input(process: asyncio.subprocess.Process) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 
 import msgspec
+import psutil
 
 from relax_sdk.errors import MediaError
 from relax_sdk.media_formats import NOUNS, Kind
@@ -23,6 +24,7 @@ START_SECONDS = 60.0
 """Seconds to load the decoders."""
 LAST_SECONDS = 0.2
 """Seconds for a process to end by itself when its connection was closed."""
+LOOK_SECONDS = 0.01
 END_SECONDS = 5.0
 """Seconds for a killed process to be gone."""
 ITEMS = 1000
@@ -44,8 +46,12 @@ class DecoderProcess:
         """Items it was given."""
         self.busy = False
         """It was given an item that it has not answered."""
+        self.spent = 0.0
+        """Seconds of a processor that the last item took."""
         self.ended = False
         """It was killed, or has died."""
+        self._used = 0.0
+        """Seconds of a processor up to the last item."""
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
 
@@ -79,6 +85,7 @@ class DecoderProcess:
             self.end()
             raise
         self.busy = False
+        self.count()
         if answer.ref is None or answer.ref.kind != kind:
             raise MediaError(answer.refused or f"not a {NOUNS[kind]}")
         return answer.ref
@@ -93,6 +100,14 @@ class DecoderProcess:
             except (OSError, EOFError):
                 self._reap()
         return self._start()
+
+    def count(self) -> None:
+        """Add the time of a processor since the last look to the item's. May be called in an event loop."""
+        if self._process is not None and self._process.returncode is None:  # a dead one's is there until it is waited for
+            with contextlib.suppress(psutil.Error):
+                times = psutil.Process(self._process.pid).cpu_times()
+                used = times.user + times.system
+                self.spent, self._used = self.spent + max(0.0, used - self._used), used
 
     def kill(self) -> None:
         """End the process whatever it does; `check`, in another thread, then raises. May be called in an event loop."""
@@ -110,8 +125,8 @@ class DecoderProcess:
             self._connection.close()
         if self._process is None:
             return 0
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(LAST_SECONDS)  # it may be about to die of what it did, which is to be told
+        _until_dead(self._process, LAST_SECONDS)  # it may be about to die of what it did, which is to be told
+        self.count()
         self._process.kill()
         try:
             return self._process.wait(END_SECONDS)
@@ -137,6 +152,8 @@ class DecoderProcess:
                 raise EOFError("it is wanted no more")
             ours.settimeout(START_SECONDS)
             receive(ours, 1)
+            self.count()
+            self.spent = 0.0  # what was loaded is no item's
         except (OSError, EOFError) as error:
             self.end()
             message = f"no process to decode media in could be started ({error or type(error).__name__}); try again"
@@ -148,3 +165,11 @@ class DecoderProcess:
             return f"took longer than {self.limits.cpu_seconds} s of processor time to decode"
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return f"made its decoder crash ({name}): it is damaged, or needs more than {self.limits.memory >> 20} MiB of memory"
+
+
+def _until_dead(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait until a process has died, or for so long; it is not reaped, so that its time can still be read."""
+    end = time.monotonic() + seconds
+    if process.returncode is None:
+        while time.monotonic() < end and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            time.sleep(LOOK_SECONDS)

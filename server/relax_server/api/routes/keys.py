@@ -18,8 +18,7 @@ router = APIRouter()
 @router.post("/v1/keys", status_code=201)
 async def make_key(body: KeyBody, core: Core, key: Admin) -> Response:
     """Make a key; its secret is told once."""
-    arguments = (body.name, list(body.rights), body.episodes, body.tokens_per_minute, body.lifetime, body.runs)
-    secret, made = await core.ask(core.keys.create, *arguments)
+    secret, made = await core.ask(lambda: core.keys.create(**body.model_dump()))
     core.locked = not core.config.no_keys
     return json_response({"secret": secret, "id": made.id, "name": made.name, "rights": sorted(made.rights)}, 201)
 
