@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from relax_server.api import outcomes, rollout_store, rollouts, sessions
+from relax_server.api import holding, outcomes, rollouts, sessions
 from relax_server.api.rollout_store import RolloutStore
 from relax_server.journal import sql
 from relax_server.models.processor import Processor
@@ -195,8 +195,8 @@ async def test_one_that_cannot_be_stored_says_so_for_ever_and_fails_alone(inside
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rollouts that nobody holds are taken up at once."""
-    monkeypatch.setattr(rollout_store, "HOLD_SECONDS", 0.3)
-    monkeypatch.setattr(rollouts, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(holding, "LAPSE_SECONDS", 0.3)
+    monkeypatch.setattr(holding, "BEAT_SECONDS", 0.1)
     monkeypatch.setattr(rollouts, "FIRST_PAUSE", 0.01)
 
 

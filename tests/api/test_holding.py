@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 from relax_server.api.events import EventLog
 from relax_server.api.holding import BEAT_SECONDS, LAPSE_SECONDS, Holding
+from relax_server.api.keys import KeyRing
 from relax_server.api.rollout_store import Rollout, RolloutStore
+from relax_server.api.trainings.store import TrainingStore
+from relax_server.gateway.errors import ApiError
 from relax_server.journal import open_journal
 from relax_server.journal.sql import SqlJournal
 from relax_server.rollout.threads import CallThreads
@@ -57,7 +60,7 @@ def service(journal: SqlJournal, clock: ManualClock) -> Service:
 
 def submit(store: RolloutStore, id: str = "r_1") -> Rollout:
     row: dict[str, Any] = dict(id=id, key="local", idempotency_key=None, request={"env": "tone-v0"}, state="queued")
-    return store.insert(row | dict(counts={"groups": 3, "done": 0}, created_at=time.time()))[0]
+    return store.insert(row | dict(counts={"groups": 3, "done": 0}, created_at=time.time()), most=100)[0]
 
 
 def test_a_rollout_changes_hands_when_its_service_gives_no_sign_of_life(service: Service, clock: ManualClock) -> None:
@@ -106,7 +109,9 @@ def test_only_one_of_two_takes_what_a_third_has_left(service: Service, clock: Ma
 def test_what_a_service_let_go_or_had_in_an_earlier_life_is_free_at_once(service: Service) -> None:
     one, other = service("one"), service("other")
     submit(one)
-    assert service("one").free() == [("r_1", "tone-v0", True)], "started again in its folder"
+    assert one.free() == [], "it was just submitted, and is not played yet"
+    again = service("one", holder=dataclasses.replace(ELSEWHERE, since=2000.0))
+    assert again.free() == [("r_1", "tone-v0", True)], "started again in its folder"
     one.release()
     assert service("third", model="another").free() == [], "a model that it does not serve"
     assert other.free() == [("r_1", "tone-v0", False)]
@@ -167,3 +172,40 @@ def test_it_is_over_for_all(service: Service) -> None:
     rollout.state = "completed"
     assert one.save(rollout) and not one.save(rollout)
     assert other.free() == [] and one.renew([rollout]) == {"r_1": "completed"}
+
+
+def run_store(journal: SqlJournal, name: str, clock: ManualClock) -> TrainingStore:
+    return TrainingStore(journal, name, Holding("training", dataclasses.replace(ELSEWHERE, id=name), clock))
+
+
+def test_a_training_run_is_carried_out_by_one_server_and_ended_at_any(journal: SqlJournal, clock: ManualClock) -> None:
+    one, other = run_store(journal, "one", clock), run_store(journal, "other", clock)
+    key = KeyRing(journal).create("a", ["run"])[1]
+    row = dict(id="t_1", key=key.id, idempotency_key=None, step=0, request={"env": "tone-v0"}, state="queued", created_at=1.0)
+    here = one.insert(row, key)[0]
+    for step in range(4):
+        assert other.free() == [] and not other.take(here)
+        clock.advance(BEAT_SECONDS)
+        here.step = step
+        assert one.renew([here]) == {"t_1": "queued"}
+    assert other.free() == []
+    clock.advance(LAPSE_SECONDS)
+    [(there, own)] = other.free()
+    assert (there.step, there.server, own) == (3, "one", False)
+    assert other.take(there) and there.server == "other"
+    here.state = "running"
+    for late in (lambda: one.note(here), lambda: journal.commit_many([make_group("g")], "r", held=one.holding.held("t_1"))):
+        with pytest.raises(ClaimLost):
+            late()
+    assert one.renew([here]) == {} and other.renew([there]) == {"t_1": "queued"}
+    there.state = "running"
+    other.note(there)
+    assert one.cancel("t_1").state == "cancelled" and other.renew([there]) == {}
+    with pytest.raises(ClaimLost):
+        other.note(there)
+    again = one.get("t_1")
+    assert again is not None and again.state == "cancelled" and again.ended_at and one.free() == other.free() == []
+    one.reopen(again, key)
+    assert one.renew([again]) == {"t_1": "queued"} and again.server == "one" and again.ended_at is None
+    with pytest.raises(ApiError, match="run t_1 is under way again already"):
+        other.reopen(again, key)

@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from relax_server.api.holding import Holding
 from relax_server.api.keys import Key, KeyRing
 from relax_server.api.quotas import TOKENS, FairSlots, KeyRates
 from relax_server.api.settings import ServiceConfig
@@ -26,6 +27,7 @@ from websockets.sync.client import connect
 
 import relax_sdk as relax
 from relax_sdk.media import Image
+from relax_sdk.run_lock import Holder
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -225,14 +227,14 @@ def test_the_name_of_a_run_belongs_to_the_key_that_used_it_first(locked: Service
 def test_training_runs_are_limited(tmp_path: Path) -> None:
     journal = SqlJournal(tmp_path / "journal.db")
     _, key = KeyRing(journal).create("few", runs=2)
-    store = TrainingStore(journal, "here")
+    store = TrainingStore(journal, "here", Holding("training", Holder.here()))
 
     def submit(id: str, word: str | None = None, key: Key = key) -> tuple[Training, bool]:
         row = dict(id=id, key=key.id, idempotency_key=word, step=0, request={"id": id}, state="queued", created_at=1.0)
         return store.insert(row, key)
 
     first, second = submit("one", "word")[0], submit("two")[0]
-    for refused in (lambda: submit("three"), lambda: store.require_room(key)):
+    for refused in (lambda: submit("three"), lambda: store.reopen(second, key)):
         with pytest.raises(ApiError, match="key 'few' has 2 training runs under way already") as caught:
             refused()
         assert caught.value.status == 429 and caught.value.headers["Retry-After"]

@@ -43,10 +43,10 @@ class Holding:
         return Held(self._kind + id, self._holder.id)
 
     def free(self, connection: Connection, ids: Sequence[str]) -> dict[str, bool]:
-        """Those of some ids that may be taken: nobody has them, or who had them has ended or gives no sign of life.
+        """Ids that may be taken: nobody has them, or who had them has ended or gives no sign of life.
 
         Returns:
-            For each of them whether this service had it, in an earlier life.
+            They, each with whether this service had it in an earlier life.
         """
         found, now = claims.all_of(connection, [self._kind + id for id in ids]), self._clock()
         if now - self._looked > LAPSE_SECONDS:  # who cannot look does not see others live either
@@ -56,7 +56,8 @@ class Holding:
         for name, claim in found.items():
             known = seen.get(name)
             self._seen[name] = known if known is not None and known[0] == claim else (claim, now)
-        return {id: self._has(found.get(self._kind + id)) for id in ids if self._is_free(self._kind + id, now)}
+        free = [id for id in ids if self._is_free(self._kind + id, now)]
+        return {id: id_of(found.get(self._kind + id)) == self._holder.id for id in free}
 
     def take(self, connection: Connection, id: str) -> bool:
         """Claim what is new or free; False: another service was faster."""
@@ -82,12 +83,16 @@ class Holding:
         """Leave all that this service has to others."""
         claims.end_all(connection, self._kind, self._holder)
 
-    def _has(self, claim: Claimed | None) -> bool:
-        return claim is not None and claim.holder.id == self._holder.id
-
     def _is_free(self, name: str, now: float) -> bool:
         claim, since = self._seen.get(name, (None, now))
-        return claim is None or self._has(claim) or claim.holder.ended() or now - since >= LAPSE_SECONDS
+        if claim is None or claim.holder.ended() or now - since >= LAPSE_SECONDS:
+            return True
+        return claim.holder.id == self._holder.id and claim.holder != self._holder  # this service's in an earlier life
+
+
+def id_of(claim: Claimed | None) -> str | None:
+    """The `Holder.id` of a claim, if there is one."""
+    return claim.holder.id if claim is not None else None
 
 
 async def keep(turn: Callable[[], Awaitable[None]], what: str) -> None:

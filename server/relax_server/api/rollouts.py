@@ -54,7 +54,7 @@ class RolloutHub:
         self._starts = GroupStarts(core.slots.total)
         self._switching = asyncio.Lock()
         """Held while states are compared with those in the database."""
-        self._beating: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
 
     @property
     def playing(self) -> int:
@@ -104,7 +104,7 @@ class RolloutHub:
     async def resume(self) -> None:
         """Go on with what was under way when this service ended, and from now on with what other services leave."""
         await self._take()
-        self._beating = asyncio.get_running_loop().create_task(keep(self._turn, "rollouts"))
+        self._keeping = asyncio.get_running_loop().create_task(keep(self._turn, "rollouts"))
 
     async def get(self, id: str, key: Key) -> Rollout:
         """A rollout of this key, or any for an admin.
@@ -188,8 +188,8 @@ class RolloutHub:
 
     async def close(self) -> None:
         """Stop playing; what was under way goes on when the service is started again, or at another server."""
-        if self._beating is not None:
-            self._beating.cancel()
+        if self._keeping is not None:
+            self._keeping.cancel()
         tasks = [task for _, task in self._playing.values()]
         for task in tasks:
             task.cancel()

@@ -86,7 +86,7 @@ def end_all(connection: Connection, kind: str, holder: Holder) -> None:
 
 
 def lost(connection: Connection, held: Iterable[Held]) -> set[Held]:
-    """Those of some claims that are not held as they were."""
+    """Claims among some that are not held as they were."""
     wanted = set(held)
     found = all_of(connection, sorted({name for name, _ in wanted})) if wanted else {}
     return {one for one in wanted if (found[one.name].holder.id if one.name in found else None) != one.holder}

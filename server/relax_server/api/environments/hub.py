@@ -359,8 +359,10 @@ class EnvHub:
         await self._replace(Entry(hosted_spec(description, link), link, owner, source.kind, description))
 
     async def load(self) -> None:
-        """Learn what is registered, when the service starts; workers are started when they are needed."""
-        for env in await self._database.call(self._ids, limit=DATABASE_SECONDS):
+        """Learn which names are registered, at whichever server, and which no more. Workers start when they are needed."""
+        names = set(await self._database.call(self._ids, limit=DATABASE_SECONDS))
+        here = {env for env, entry in self._entries.items() if entry.kind != "hosted"}
+        for env in sorted(names ^ here):
             try:
                 await self._refresh(env)
             except RelaxError as error:

@@ -33,6 +33,7 @@ HELLO_SECONDS = 30.0
 @router.get("/v1/envs")
 async def envs(core: Core, key: Caller) -> Response:
     """The environments that can be played."""
+    await core.envs.load()
     return json_response({"envs": core.envs.rows()})
 
 

@@ -81,7 +81,7 @@ async def run_metrics(
     core: Core, trainings: Trainings, run: Run, after: Annotated[int, Query(ge=-1, description="Steps behind this one")] = -1
 ) -> Response:
     """Metrics by step."""
-    file = trainings.files(run).get(METRICS)
+    file = trainings.made.files(run).get(METRICS)
     text = await asyncio.to_thread(file.read_text) if file is not None else ""
     rows = {row["step"]: row for line in text.splitlines() if line.endswith("}") for row in [json.loads(line)]}
     return json_response({"metrics": [row for step, row in sorted(rows.items()) if step > after]})
@@ -91,7 +91,7 @@ async def run_metrics(
 async def evaluate(trainings: Trainings, run: Run, key: Caller, body: EvaluateBody) -> Response:
     """Play a split greedily with the trained model."""
     request = ModelRequest(do="evaluate", split=body.split, limit=body.limit)
-    return json_response(await trainings.ask_model(run, request, key))
+    return json_response(await trainings.made.ask(run, request, key))
 
 
 @router.post("/v1/runs/{id}/generate")
@@ -99,20 +99,20 @@ async def generate(trainings: Trainings, run: Run, key: Caller, body: GenerateBo
     """Ask the trained model; answers an assistant's message."""
     sampling = body.sampling.model_dump(exclude_none=True)
     request = ModelRequest(do="generate", messages=body.messages, sampling=sampling)
-    return json_response(await trainings.ask_model(run, request, key))
+    return json_response(await trainings.made.ask(run, request, key))
 
 
 @router.get("/v1/runs/{id}/files")
 async def files(trainings: Trainings, run: Run) -> Response:
     """What the run has made: metrics, plot, timeline, and the trained model as a Hugging Face folder."""
-    found = trainings.files(run)
+    found = trainings.made.files(run)
     return json_response({"files": [{"name": name, "size": path.stat().st_size} for name, path in found.items()]})
 
 
 @router.get("/v1/runs/{id}/files/{name:path}")
 async def file(trainings: Trainings, run: Run, name: Annotated[str, Path(max_length=300)]) -> Response:
     """One of these files."""
-    path = trainings.files(run).get(name)
+    path = trainings.made.files(run).get(name)
     if path is None:
         raise unknown("file", name)
     return FileResponse(path, media_type="application/octet-stream", headers={"X-Content-Type-Options": "nosniff"})

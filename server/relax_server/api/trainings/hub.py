@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -15,22 +16,25 @@ import msgspec
 
 from relax_sdk.algorithm import ALGORITHMS
 from relax_sdk.config import RunConfig, run_config_from_dict
-from relax_sdk.errors import ConfigError, RelaxError
+from relax_sdk.errors import ClaimLost, ConfigError, RelaxError
 from relax_sdk.hosting.protocol import Description
-from relax_sdk.run import METRICS, WEIGHTS
 from relax_server.api.core import DATABASE_LIMIT, ServiceCore
 from relax_server.api.environments.sockets import SocketLink
 from relax_server.api.freeform import FREE
+from relax_server.api.holding import Holding, keep
 from relax_server.api.keys import LOCAL, Key
+from relax_server.api.logs import FIELDS
 from relax_server.api.schemas import RunBody
 from relax_server.api.trainings.child import STOP_SECONDS as CHECKPOINT_SECONDS
 from relax_server.api.trainings.child import RunProcess
-from relax_server.api.trainings.model import TrainedModel
+from relax_server.api.trainings.made import MadeByRuns
 from relax_server.api.trainings.process import INTERRUPTED
-from relax_server.api.trainings.protocol import Relayed, Request, Start, Told
-from relax_server.api.trainings.store import Training, TrainingStore
+from relax_server.api.trainings.protocol import Relayed, Start, Told
+from relax_server.api.trainings.store import ACTIVE, Training, TrainingStore
 from relax_server.gateway.errors import ApiError, bad, unknown
 from relax_server.models.catalog import BUILDERS
+
+logger = logging.getLogger(__name__)
 
 DESCRIPTION = "env.msgpack"
 """The file of a run's folder that says what its environment is, if it comes from outside."""
@@ -45,7 +49,7 @@ RESTARTS, RESTART_SECONDS = 3, 60.0
 
 
 class TrainingHub:
-    """All runs of this server.
+    """All runs of this server, and those that another one left, if they can go on here.
 
     Args:
         core: of the service.
@@ -54,7 +58,8 @@ class TrainingHub:
     def __init__(self, core: ServiceCore) -> None:
         self.core = core
         self.folder = core.config.folder / "runs"
-        self.store = TrainingStore(core.journal, core.identity.id)
+        self.made = MadeByRuns(core, self.folder, self._start, self._log)
+        self.store = TrainingStore(core.journal, core.identity.id, Holding("training", core.holder))
         self._places = asyncio.Semaphore(core.config.max_runs)
         self._active: dict[str, tuple[Training, asyncio.Task[None]]] = {}
         self._processes: dict[str, RunProcess] = {}
@@ -62,8 +67,8 @@ class TrainingHub:
         """Runs that were told to end, and why if it was not their owner's wish."""
         self._relays: dict[str, tuple[str, str]] = {}
         """Environment and secret by the process that plays it."""
-        self._models: dict[str, TrainedModel] = {}
         self._closing = False
+        self._keeping: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------------------------------------------- requests
 
@@ -118,13 +123,38 @@ class TrainingHub:
             raise ApiError(403, message, "forbidden", "agent" if body.agent is not None else "config")
 
     async def resume(self) -> None:
-        """Go on with the runs that were under way when this server ended."""
-        for training in await self.core.ask(self.store.unfinished):
+        """Go on with the runs that were under way when this server ended, and from now on with what other servers leave."""
+        await self._take()
+        self._keeping = asyncio.get_running_loop().create_task(keep(self._turn, "training runs"))
+
+    async def _turn(self) -> None:
+        """Hold on to what is carried out here, stop what was lost or cancelled at another server, and take what is free."""
+        carried_out = [training for training, _ in self._active.values() if not training.over]
+        states = await self.core.ask(self.store.renew, carried_out) if carried_out else {}
+        for training in carried_out:
+            active = self._active.get(training.id)
+            if active is not None and not training.over and states.get(training.id) not in ACTIVE:
+                self._cancelled.setdefault(training.id, None)
+                self._stop(training, active[1], REVOKED_SECONDS)
+        if not self.core.draining:
+            await self._take()
+
+    async def _take(self) -> None:
+        """Carry out what is free and can go on here."""
+        for training, own in await self.core.ask(self.store.free):
+            if training.id in self._active or not (own or await self._can_go_on(training)):
+                continue
+            if not await self.core.ask(self.store.take, training):
+                continue
             ended = await self.core.ask(self.core.keys.ended, [training.key]) if training.key != LOCAL.id else {}
             if training.key in ended:
                 await self._end(training, "cancelled", ended[training.key])
             else:
                 self._begin(training)
+
+    async def _can_go_on(self, training: Training) -> bool:
+        """Whether another server's run needs nothing that only that one has, such as its checkpoints."""
+        return (training.step == 0 or self.made.here(training)) and await self.core.envs.knows(training.request["env"])
 
     async def get(self, id: str, key: Key) -> Training:
         """A run of this key, or any for an admin.
@@ -148,8 +178,9 @@ class TrainingHub:
         """End it after a checkpoint, which is not waited for if it takes long."""
         active = self._active.get(training.id)
         if active is None:
-            if not training.over:
-                raise ApiError(409, f"run {training.id} is carried out by another server; ask that one", "elsewhere")
+            if not training.over:  # another server carries it out, and sees it with its next sign of life
+                training = await self.core.ask(self.store.cancel, training.id)
+                self._tell_end(training)
             return training
         training, task = active
         self._cancelled.setdefault(training.id, None)
@@ -173,8 +204,8 @@ class TrainingHub:
         """
         if self.core.draining:
             raise ApiError(503, "the service is shutting down; try again later", "draining", headers={"Retry-After": "5"})
-        if training.server != self.core.identity.id:
-            raise ApiError(409, f"run {training.id} was carried out by another server; ask that one", "elsewhere")
+        if training.step:
+            self.made.require_here(training)
         if training.state not in ("failed", "cancelled"):
             raise ApiError(
                 409, f"run {training.id} is {training.state}; only one that failed or was cancelled goes on", "state"
@@ -182,40 +213,10 @@ class TrainingHub:
         key = await self.core.ask(self.core.keys.by_id, training.key)
         if key is None:
             raise ApiError(409, f"the key of run {training.id} was revoked or has expired", "state")
-        await self.core.ask(self.store.require_room, key)
-        training.error = training.ended_at = None
-        await self._note(training, "queued")
+        await self.core.ask(self.store.reopen, training, key)
         self._tell(training, "stage", text="queued")
         self._begin(training)
         return training
-
-    async def ask_model(self, training: Training, request: Request, key: Key) -> Any:
-        """Evaluate, or generate with, what a run has trained, while the key that asks works.
-
-        Raises:
-            ApiError: it has no weights yet, or the request cannot be carried out.
-        """
-        if not (self.folder / training.id / WEIGHTS).exists():
-            raise ApiError(409, f"run {training.id} has no trained weights yet", "not_ready")
-        model = self._models.get(training.id)
-        if model is None or model.ended:
-            start = await self._start(training, do="serve")
-            model = self._models[training.id] = TrainedModel(start, self._log(training))
-        over = self.core.watch.use(key.id, lambda why: self.core.spawn(model.close()))
-        try:
-            told = await model.ask(request)
-        finally:
-            over()
-        if told.kind == "failed":
-            raise bad(told.text, code="run_error")
-        return told.data
-
-    def files(self, training: Training) -> dict[str, Path]:
-        """What a run has made, by the name that it can be fetched by."""
-        folder = self.folder / training.id
-        names = [METRICS, "reward.png", "timeline.json"]
-        names += [f"{WEIGHTS}/{path.name}" for path in sorted((folder / WEIGHTS).glob("*")) if path.is_file()]
-        return {name: folder / name for name in names if (folder / name).is_file()}
 
     def relayed(self, secret: str) -> str | None:
         """The environment that the holder of a secret may play."""
@@ -228,15 +229,19 @@ class TrainingHub:
             process.interrupt()
 
     async def close(self) -> None:
-        """Stop the runs; they go on when the service is started again."""
+        """Stop the runs; they go on when the service is started again, or at another server if they can."""
         self.interrupt()
-        await asyncio.gather(*(model.close() for model in self._models.values()))
+        if self._keeping is not None:
+            self._keeping.cancel()
+        await self.made.close()
         await asyncio.gather(*(process.stop(STOP_SECONDS) for process in self._processes.values()))
         tasks = [task for _, task in self._active.values()]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=DATABASE_LIMIT)
+        with contextlib.suppress(RelaxError):  # else they are free when there was no sign of life for long enough
+            await self.core.ask(self.store.release)
 
     # ------------------------------------------------------------------------------------------------------- carrying out
 
@@ -269,11 +274,20 @@ class TrainingHub:
 
     async def _carry_out(self, training: Training) -> None:
         try:
+            await self._to_its_end(training)
+        except ClaimLost as error:
+            self._cancelled.pop(training.id, None)
+            logger.warning("a training run stops here: %s", error, extra={FIELDS: {"run": training.id}})
+
+    async def _to_its_end(self, training: Training) -> None:
+        try:
             await self._until_over(training)
         except asyncio.CancelledError:
             if training.id in self._cancelled and not self._closing:
                 await self._end(training, "cancelled", self._cancelled[training.id])
                 return
+            raise
+        except ClaimLost:
             raise
         except Exception as error:
             what = str(error) if isinstance(error, RelaxError) else f"{type(error).__name__}: {error}"
@@ -380,13 +394,17 @@ class TrainingHub:
         return self.folder / training.id / "logs" / "run.log"
 
     def _tell(self, training: Training, kind: str, **data: Any) -> None:
-        self.core.events.add(training.topic, kind, **data)
+        self.core.events.add_held(self.store.holding.held(training.id), training.topic, kind, **data)
 
     async def _end(self, training: Training, state: str, error: str | None) -> None:
         training.error, training.ended_at = error, time.time()
         self._cancelled.pop(training.id, None)
         await self._note(training, state)
-        self._tell(training, "finished", state=state, step=training.step, error=error)
+        self._tell_end(training)
+
+    def _tell_end(self, training: Training) -> None:
+        told = {"state": training.state, "step": training.step, "error": training.error}
+        self.core.events.add(training.topic, "finished", **told)
 
     async def _note(self, training: Training, state: str) -> None:
         training.state = state

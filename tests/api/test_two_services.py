@@ -1,0 +1,119 @@
+"""Two services in one process on one journal: what one leaves the other goes on with, and what one learns the other knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from relax_server.api import holding
+from relax_server.api.environments.source import EnvSource
+from relax_server.api.keys import LOCAL
+from relax_server.api.rollout_store import Rollout, RolloutStore
+from relax_server.models.processor import Processor
+from service_inside import InsideService, service_inside
+
+from relax_sdk.errors import JournalError
+from relax_sdk.hosting.protocol import Description
+
+GROUPS = 12
+BODY = {"env": "tone-v0", "n": GROUPS, "group_size": 1, "sampling": {"max_new_tokens": 4}}
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "journal.db") if request.param == "sqlite" else request.getfixturevalue("postgres").make()
+
+
+@pytest.fixture
+async def two(
+    processor: Processor, tmp_path: Path, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[InsideService, InsideService]]:
+    monkeypatch.setattr(holding, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(holding, "LAPSE_SECONDS", 1.0)
+    async with (
+        service_inside(processor, tmp_path / "one", journal) as one,
+        service_inside(processor, tmp_path / "other", journal) as other,
+    ):
+        yield one, other
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def state_of(service: InsideService, path: str) -> str:
+    return (await service.http.get(path)).json()["state"]
+
+
+async def stopped(service: InsideService) -> None:
+    """It plays no rollout any more."""
+    async with asyncio.timeout(60):
+        while "\nrelax_rollouts_playing 0.0" not in (await service.http.get("/metrics")).text:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def silence(service: InsideService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives no sign of life from now on, and goes on with everything else."""
+    renew, name = RolloutStore.renew, service.core.identity.id
+
+    def fails(self: RolloutStore, playing: Sequence[Rollout]) -> dict[str, str]:
+        if self.holding.held("").holder == name:
+            raise JournalError("the database is far away")
+        return renew(self, playing)
+
+    monkeypatch.setattr(RolloutStore, "renew", fails)
+
+
+async def test_a_service_that_hung_finds_its_rollout_played_and_stores_nothing_more(
+    two: tuple[InsideService, InsideService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    one.engine.hold.clear()
+    rollout = (await one.http.post("/v1/rollouts", json=BODY)).json()
+    path = f"/v1/rollouts/{rollout['id']}"
+    await until(lambda: len(one.engine.running) == GROUPS)
+    silence(one, monkeypatch)
+    async with asyncio.timeout(60):
+        while await state_of(other, path) != "completed":  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    one.engine.hold.set()
+    await stopped(one)
+    assert len(other.core.journal.trajectories(rollout["id"], limit=100)) == GROUPS
+    await one.core.events.flush()
+    told = Counter(e.data.get("id", e.kind) for e in await other.core.events.after(f"rollout/{rollout['id']}", 0))
+    assert len(told) == GROUPS + 3 and told.pop("running") == 2 and set(told.values()) == {1}
+
+
+async def test_a_rollout_is_cancelled_at_the_other_service(two: tuple[InsideService, InsideService]) -> None:
+    one, other = two
+    one.engine.hold.clear()
+    id = (await one.http.post("/v1/rollouts", json=BODY)).json()["id"]
+    await until(lambda: len(one.engine.running) == GROUPS)
+    assert (await other.http.delete(f"/v1/rollouts/{id}")).json()["state"] == "cancelled"
+    one.engine.hold.set()  # what comes back now is too late
+    await stopped(one)
+    assert await state_of(one, f"/v1/rollouts/{id}") == "cancelled"
+    assert one.core.journal.trajectories(id) == []
+
+
+async def test_what_is_registered_at_one_is_known_and_listed_at_the_other(two: tuple[InsideService, InsideService]) -> None:
+    one, other = two
+    row = dict(
+        id="theirs-v0", key="local", created_at=1.0, source=msgspec.msgpack.encode(EnvSource(id="theirs-v0", kind="import"))
+    )
+    row["description"] = msgspec.msgpack.encode(Description(id="theirs-v0"))
+
+    async def listed() -> set[str]:
+        return {env["id"] for env in (await other.http.get("/v1/envs")).json()["envs"] if env["kind"] != "installed"}
+
+    await one.core.ask(one.core.envs._write, row, LOCAL)
+    assert await listed() == {"theirs-v0"} and await one.core.envs.knows("theirs-v0")
+    await one.core.envs.remove("theirs-v0", LOCAL)
+    assert await listed() == set()
