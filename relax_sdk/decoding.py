@@ -253,23 +253,12 @@ def _decode_decord(data: bytes, sample: FrameSampler) -> tuple[np.ndarray, int, 
 
 def _decode_pyav(data: bytes, sample: FrameSampler) -> tuple[np.ndarray, int, float]:
     """The fallback for containers that decord cannot open, and the one whose errors are told."""
-
-    def frames() -> Iterator[av.VideoFrame]:
-        with open_film(data, LIMITS) as (container, stream):
-            yield from container.decode(stream)
-
+    size, count, fps = count_frames(data)
     try:
-        with open_film(data, LIMITS) as (_, stream):
-            stated, fps = stream.frames, float(stream.average_rate or 0)
-            size = stream.codec_context.height, stream.codec_context.width
-        # Only the wanted frames are held: all of a long video would not fit in memory. WebM does not state their number.
-        count = stated or sum(1 for _ in frames())
-        if not count:
-            raise MediaError("no frame of the video could be decoded")
         indices = sample(count, fps)
         _check_size(len(indices), *size)
         wanted, found, kept = set(indices), 0, []
-        for frame in frames():
+        for frame in _frames(data):  # only the wanted ones are held: all of a long video would not fit in memory
             if found in wanted:
                 kept.append(frame.to_ndarray(format="rgb24"))
             found += 1
@@ -282,6 +271,31 @@ def _decode_pyav(data: bytes, sample: FrameSampler) -> tuple[np.ndarray, int, fl
     if found < count:
         raise MediaError(f"truncated video: {found} of {count} frames could be decoded")
     return np.stack(kept), count, fps
+
+
+def _frames(data: bytes) -> Iterator[av.VideoFrame]:
+    with open_film(data, LIMITS) as (container, stream):
+        yield from container.decode(stream)
+
+
+def count_frames(data: bytes) -> tuple[tuple[int, int], int, float]:
+    """Height and width of a film's frames, their number and frames per second (0: not stated), as PyAV tells them.
+
+    Raises:
+        MediaError: damaged, or without a frame.
+    """
+    try:
+        with open_film(data, LIMITS) as (_, stream):
+            stated, fps = stream.frames, float(stream.average_rate or 0)
+            size = stream.codec_context.height, stream.codec_context.width
+        count = stated or sum(1 for _ in _frames(data))  # WebM does not state it
+    except MediaError:
+        raise
+    except Exception as error:
+        raise MediaError(f"damaged video ({error})") from error
+    if not count:
+        raise MediaError("no frame of the video could be decoded")
+    return size, count, fps
 
 
 def _check_size(n: int, height: int, width: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import os
 import shutil
@@ -9,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from relax_server.models.catalog import resolve_model
-from relax_server.models.media_features import FeatureExtractor, patchify
+from relax_server.models.media_features import NO_TENSOR, FeatureExtractor, patchify
 from relax_server.models.processor import Processor
 from relax_server.models.processor_config import FrameSampling, ProcessorConfig
 
@@ -18,7 +21,9 @@ from benchmarks.media_files import make_files
 from benchmarks.media_table import HUB, compare, failures, make_folders, reference, with_pillow
 from benchmarks.peers import processors
 from relax_sdk import Audio, ConfigError, Image, MediaError, Video
-from relax_sdk.media import decode_video
+from relax_sdk.measuring import sound_length
+from relax_sdk.media import decode_audio, decode_video
+from relax_sdk.probing import probe
 
 PYTHON = os.environ.get("RELAX_PROCESSORS_PYTHON", "")
 
@@ -41,6 +46,25 @@ def test_pictures_and_sounds_are_those_of_transformers_without_torchvision(name,
     still = [file for file in files if not file.name.startswith("video-")]
     rows = compare(folder, still, processors.table(folder, still, "pil"))
     assert len(rows) == len(still) and failures(rows) == []
+
+
+@pytest.mark.parametrize("name", ["tiny", "hub", "counted"])
+def test_an_outline_tells_what_the_features_are_without_their_tensor(name, files, folders):
+    """Also of sounds whose length at the model's rate is not whole, and of films that only PyAV opens."""
+    extract = FeatureExtractor(ProcessorConfig.load(folders[name]))
+    for file in files:
+        data, kind = file.read_bytes(), file.name.split("-", 1)[0]
+        ref = probe(data, kind)  # type: ignore[arg-type]
+        features = dataclasses.replace(extract(data, ref.kind), tensor=NO_TENSOR)
+        assert extract.outline(data, ref) == features, file.name
+
+
+@pytest.mark.parametrize("rate", [7999, 11_025, 16_000, 44_100, 96_000])
+def test_the_length_of_a_sound_is_told_to_the_sample(rate):
+    rng = np.random.default_rng(rate)
+    for n in (1, 2, rate // 7, rate + 1, *rng.integers(1, 3 * rate, 20)):
+        soundfile.write(file := io.BytesIO(), np.zeros(n, np.int16), rate, format="WAV")
+        assert sound_length(file.getvalue()) == len(decode_audio(file.getvalue())), n
 
 
 @pytest.mark.nightly

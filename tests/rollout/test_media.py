@@ -1,5 +1,6 @@
 """Media on their way through episodes: once decoded, in any turn, and what happens to bad ones."""
 
+import dataclasses
 import io
 import tempfile
 from collections import Counter
@@ -10,13 +11,18 @@ import numpy as np
 import pytest
 import soundfile
 from PIL import Image as PILImage
+from relax_server.models import media_features
 from relax_server.models.catalog import resolve_model
+from relax_server.models.media_features import NO_TENSOR
 from relax_server.models.processor import Processor
 from relax_server.rollout import RolloutWorker
+from relax_server.rollout.media import MediaIntake
+from relax_server.rollout.threads import CallThreads
 from relax_server.training.batch import make_batch, read_features
 
 import relax_sdk as relax
 from relax_sdk import Audio, EnvSpec, Image, RunConfig, Status, Video
+from relax_sdk.media import MediaStore
 from relax_sdk.trajectory import encode_group
 
 RNG = np.random.default_rng(0)
@@ -122,6 +128,21 @@ async def test_the_failure_policy_is_followed_for_bad_media(bench):
     made = bench(Shows, kwargs={"show": [cut_video]}, max_retries=2, group_size=2)
     result = await made.group()
     assert result.group is None and result.failures == {"MediaError": 6}
+
+
+async def test_what_is_stored_is_counted_without_being_decoded_for_its_features(tmp_path, monkeypatch):
+    """Sixteen frames of 4096 x 4096 took 1.9 GiB of the process that only counts their tokens."""
+    processor, threads = Processor.load(resolve_model("relax/tiny-omni")), CallThreads("media", 2)
+    intake = MediaIntake(MediaStore(tmp_path), processor, threads, 60.0)
+    media = [Image.from_array(PIXELS), Audio.from_array(WAVE), Video.from_array(FRAMES)]
+    with monkeypatch.context() as patched:
+        for name in ("decode_image", "decode_audio", "decode_video"):
+            patched.delattr(media_features, name)
+        taken = await intake.take(media)
+    threads.close()
+    for item, prepared in zip(media, taken, strict=True):
+        features = processor.features(item.bytes(), item.ref.sha256, item.ref.kind)
+        assert prepared.features == dataclasses.replace(features, tensor=NO_TENSOR)
 
 
 async def test_media_in_every_turn_reach_engine_store_and_trajectory(bench, processor):

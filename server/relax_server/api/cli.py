@@ -70,6 +70,17 @@ def serve(
     trust_uploads: Annotated[
         bool, typer.Option(help="Run uploaded code without a sandbox: who may upload may do all that the service may.")
     ] = False,
+    worker_memory: Annotated[int, typer.Option(help="Bytes of memory of the worker of a registered environment.")] = 2 << 30,
+    worker_processes: Annotated[int, typer.Option(help="Processes of such a worker.")] = 32,
+    worker_cpus: Annotated[float, typer.Option(help="Processors that such a worker may keep busy.")] = 1.0,
+    worker_files: Annotated[int, typer.Option(help="Bytes of the files that such a worker may write.")] = 1 << 30,
+    decoders: Annotated[
+        int | None, typer.Option(help="Processes that decode media; default: as many as processors, 3 or 4.")
+    ] = None,
+    decoder_memory: Annotated[int, typer.Option(help="Bytes of memory that such a process may take for an item.")] = 1 << 30,
+    decode_seconds: Annotated[float, typer.Option(help="Seconds to decode one item.")] = 60.0,
+    decode_cpu_seconds: Annotated[int, typer.Option(help="Seconds of a processor to decode one item.")] = 20,
+    decode_waiting: Annotated[int, typer.Option(help="Bytes of one key's media that may wait to be decoded.")] = 512 << 20,
     log_format: Annotated[str, typer.Option(help="text, or json: one object a line.")] = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error; info has a line for each request.")] = (
         "warning"
@@ -77,6 +88,8 @@ def serve(
 ) -> None:
     """Run the rollout service: episodes and agents over HTTP."""
     from relax_server.api.door.limits import DoorLimits
+    from relax_server.api.environments.limits import WorkerLimits
+    from relax_server.api.media.limits import PROCESSES, DecoderLimits
     from relax_server.api.serve import serve as run
     from relax_server.api.settings import ServiceConfig
     from relax_server.engines.tokens import read_token
@@ -88,6 +101,14 @@ def serve(
         body_seconds=body_seconds,
         json_bytes=max_json,
         refusals_per_second=refusals_per_second,
+    )
+    workers = WorkerLimits(memory=worker_memory, processes=worker_processes, cpus=worker_cpus, files=worker_files)
+    decoding = DecoderLimits(
+        processes=PROCESSES if decoders is None else decoders,
+        seconds=decode_seconds,
+        cpu_seconds=decode_cpu_seconds,
+        memory=decoder_memory,
+        waiting=decode_waiting,
     )
     config = ServiceConfig(
         folder,
@@ -112,7 +133,9 @@ def serve(
         max_runs=max_runs,
         max_rollouts=max_rollouts,
         max_engines=max_engines,
+        worker_limits=workers,
         trust_uploads=trust_uploads,
+        decoder_limits=decoding,
         log_format=log_format,  # type: ignore[arg-type]
         log_level=log_level,  # type: ignore[arg-type]
     )

@@ -6,16 +6,18 @@ Where that processor needs torchvision, this calls what torchvision calls: `torc
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from relax_sdk.errors import MediaError
-from relax_sdk.media import decode_audio, decode_image, decode_video
+from relax_sdk.measuring import film_size, sound_length
+from relax_sdk.media import MediaRef, decode_audio, decode_image, decode_video
 from relax_server.models.processor_config import RESAMPLE, PatchSettings, ProcessorConfig
 
 Kind = Literal["image", "audio", "video"]
+NO_TENSOR = np.empty((0,), np.float32)
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class MediaFeatures:
 
     kind: Kind
     tensor: np.ndarray
-    """float32; image and video: [n_patches, 3 * temporal * patch * patch]; audio: [n_mels, n_frames]."""
+    """float32; image and video: [n_patches, 3 * temporal * patch * patch]; audio: [n_mels, n_frames]; `NO_TENSOR` in an
+    outline."""
     n_tokens: int
     """Placeholders after expansion."""
     grid: tuple[int, int, int] | None = None
@@ -56,6 +59,27 @@ class FeatureExtractor:
             return self._video(data)
         raise MediaError(f"unknown media kind {kind!r}")
 
+    def outline(self, data: bytes, ref: MediaRef) -> MediaFeatures:
+        """The features of one item without their tensor; what it decodes of the item it does not hold.
+
+        Raises:
+            MediaError: damaged, empty, or not of a shape that the model's processor takes.
+        """
+        if ref.kind == "audio":
+            settings = self.config.audio
+            length = max(sound_length(data, settings.sampling_rate), settings.min_samples)
+            return MediaFeatures("audio", NO_TENSOR, audio_tokens(length // settings.hop_length))
+        if ref.kind == "image" and ref.width and ref.height:
+            settings = self.config.image
+            size = settled_size("image", ref.height, ref.width, settings, settings.max_pixels)
+            return _outlined("image", 1, *size, settings, None)
+        if ref.kind == "video":
+            n, height, width, fps = film_size(data, self.config.sampling)
+            settings = self.config.video
+            size = settled_size("video", height, width, settings, self._most_pixels(n))
+            return _outlined("video", n, *size, settings, settings.temporal / fps)
+        return replace(self(data, ref.kind), tensor=NO_TENSOR)
+
     def _audio(self, wave: np.ndarray) -> MediaFeatures:
         settings = self.config.audio
         wave = np.pad(wave, (0, max(0, settings.min_samples - len(wave))))
@@ -66,29 +90,49 @@ class FeatureExtractor:
     def _video(self, data: bytes) -> MediaFeatures:
         settings = self.config.video
         frames, fps = decode_video(data, sample=self.config.sampling)
-        most = settings.max_pixels
-        if self.config.cap_pixels_per_frame:
-            total = int(self.config.max_video_tokens * (settings.patch * settings.merge) ** 2 * 0.9)
-            most = max(min(most, total * settings.temporal // len(frames)), int(settings.min_pixels * 1.05))
-        return _visual(frames, "video", settings, most, settings.temporal / fps)
+        return _visual(frames, "video", settings, self._most_pixels(len(frames)), settings.temporal / fps)
+
+    def _most_pixels(self, n: int) -> int:
+        """Pixels that each of `n` frames of a film may have."""
+        settings = self.config.video
+        if not self.config.cap_pixels_per_frame:
+            return settings.max_pixels
+        total = int(self.config.max_video_tokens * (settings.patch * settings.merge) ** 2 * 0.9)
+        return max(min(settings.max_pixels, total * settings.temporal // n), int(settings.min_pixels * 1.05))
 
 
 def _visual(
     frames: np.ndarray, kind: Kind, settings: PatchSettings, max_pixels: int, second_per_grid: float | None
 ) -> MediaFeatures:
-    factor = settings.patch * settings.merge
-    if settings.do_resize:
-        height, width = fit_size(frames.shape[1], frames.shape[2], factor, settings.min_pixels, max_pixels)
-        frames = resize(frames, height, width, settings)
-    elif frames.shape[1] % factor or frames.shape[2] % factor:
-        raise MediaError(
-            f"{kind} of {frames.shape[2]}x{frames.shape[1]} pixels: the model's processor does not resize, so both sides must "
-            f"be multiples of {factor}"
-        )
+    frames = resize(frames, *settled_size(kind, frames.shape[1], frames.shape[2], settings, max_pixels), settings)
     mean, std = (np.asarray(values, np.float32) for values in (settings.mean, settings.std))
     pixels = (frames.astype(np.float32) * np.float32(settings.scale) - mean) / std
     tensor, grid = patchify(pixels, settings.patch, settings.merge, settings.temporal)
     return MediaFeatures(kind, tensor, math.prod(grid) // settings.merge**2, grid, second_per_grid)
+
+
+def _outlined(
+    kind: Kind, n: int, height: int, width: int, settings: PatchSettings, second_per_grid: float | None
+) -> MediaFeatures:
+    grid = -(-n // settings.temporal), height // settings.patch, width // settings.patch
+    return MediaFeatures(kind, NO_TENSOR, math.prod(grid) // settings.merge**2, grid, second_per_grid)
+
+
+def settled_size(kind: str, height: int, width: int, settings: PatchSettings, max_pixels: int) -> tuple[int, int]:
+    """Height and width at which a picture or a frame is given to the tower.
+
+    Raises:
+        MediaError: the model's processor takes no such shape.
+    """
+    factor = settings.patch * settings.merge
+    if settings.do_resize:
+        return fit_size(height, width, factor, settings.min_pixels, max_pixels)
+    if height % factor or width % factor:
+        raise MediaError(
+            f"{kind} of {width}x{height} pixels: the model's processor does not resize, so both sides must be multiples of "
+            f"{factor}"
+        )
+    return height, width
 
 
 def audio_tokens(n_frames: int) -> int:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from relax_sdk.errors import ConfigError, TokenError
-from relax_sdk.media import Media, MediaKey
+from relax_sdk.media import Media, MediaKey, MediaRef
 from relax_sdk.messages import AssistantMessage, Message, Text
 from relax_server.models.answers import AnswerReader
 from relax_server.models.chat_template import compiled
-from relax_server.models.media_features import FeatureExtractor, Kind, MediaFeatures
+from relax_server.models.media_features import NO_TENSOR, FeatureExtractor, Kind, MediaFeatures
 from relax_server.models.processor_config import ProcessorConfig
 from relax_server.models.shared_features import SharedFeatures
 from relax_server.models.text_bounds import TextBounds, context_of
@@ -254,6 +254,18 @@ class Processor:
                 _, old = self._features.popitem(last=False)
                 self._features_bytes -= old.tensor.nbytes
         return made
+
+    def outline(self, data: bytes, ref: MediaRef) -> MediaFeatures:
+        """The features of one item without their tensor, for what only counts; they are the same as those of `features`.
+
+        Where features are shared with other processes they are made whole, as these would have to make them.
+
+        Raises:
+            TokenError, MediaError: as `features`.
+        """
+        if self._extract is None or self._shared is not None or self.has_features(ref.sha256, ref.kind):
+            return replace(self.features(data, ref.sha256, ref.kind), tensor=NO_TENSOR)
+        return self._extract.outline(data, ref)
 
     def has_features(self, sha256: str, kind: Kind) -> bool:
         """Whether the features of this item are in the cache, so that its bytes need not be read."""

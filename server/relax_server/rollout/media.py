@@ -6,10 +6,8 @@ import asyncio
 import copy
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
-
-import numpy as np
 
 from relax_sdk.media import Media, MediaKey, MediaRef, MediaStore
 from relax_server.engines.base import MediaItem
@@ -19,7 +17,6 @@ from relax_server.rollout.threads import CallThreads
 if TYPE_CHECKING:
     from relax_server.models.processor import Processor
 
-NO_TENSOR = np.empty((0,), np.float32)
 CACHE_ITEMS = 65_536
 
 
@@ -175,5 +172,5 @@ class MediaIntake:
         ref = self.store.put(media)
         features = None
         if ref.kind in self.processor.modalities:
-            features = replace(self.processor.features(self.store.get(ref), ref.sha256, ref.kind), tensor=NO_TENSOR)
+            features = self.processor.outline(self.store.get(ref), ref)
         return PreparedMedia(ref, MediaItem(ref, str(self.store.path(ref))), self.store.load(ref), features)

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from relax_sdk.errors import ConfigError
 
+PROCESSES = max(3, min(4, os.cpu_count() or 1))
+"""As many as there are processors, but three or four."""
+
 
 @dataclass(frozen=True)
 class DecoderLimits:
     """Limits of the processes that media of strangers are decoded in."""
 
-    processes: int = max(3, min(4, os.cpu_count() or 1))
+    processes: int = PROCESSES
     """Processes at once, started when they are needed; one key may have all but one of them."""
     seconds: float = 60.0
     """Seconds for one item, after which its process is killed."""
