@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 
-ROUNDS = 4
+ROUNDS = 8
 """Rounds of the event loop from one piece of such work to the next: in each of them, all requests that are ready go on."""
 
 

@@ -54,6 +54,8 @@ def serve(
     max_connections_per_address: Annotated[int, typer.Option(help="Open connections of one address.")] = 8192,
     header_seconds: Annotated[float, typer.Option(help="Seconds for the headers of a request.")] = 10.0,
     body_seconds: Annotated[float, typer.Option(help="Seconds for the body of a request.")] = 120.0,
+    read_seconds: Annotated[float, typer.Option(help="Seconds in which a client must have read on in a long answer.")] = 30.0,
+    max_unread: Annotated[int, typer.Option(help="Bytes of answers that may wait for all clients.")] = 256 << 20,
     refusals_per_second: Annotated[
         float, typer.Option(help="Refused requests of a key, or of an address without one; who has more is slowed down.")
     ] = 50.0,
@@ -100,6 +102,8 @@ def serve(
         header_seconds=header_seconds,
         body_seconds=body_seconds,
         json_bytes=max_json,
+        read_seconds=read_seconds,
+        unread_bytes=max_unread,
         refusals_per_second=refusals_per_second,
     )
     workers = WorkerLimits(memory=worker_memory, processes=worker_processes, cpus=worker_cpus, files=worker_files)

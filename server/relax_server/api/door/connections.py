@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from relax_server.api.door.limits import DoorLimits
+from relax_server.api.door.unread import Unread
 from relax_server.gateway.errors import ApiError
 
 HEAD_BYTES = 64 << 10
@@ -45,6 +46,7 @@ class Connections:
         self.open: dict[asyncio.BaseTransport, tuple[str, GuardedHttp | None]] = {}
         """Addresses, and protocols of those that are no WebSockets; oldest first."""
         self.refused = 0
+        self.unread = Unread(limits.read_seconds, limits.unread_bytes)
         self.lingering: set[asyncio.BaseTransport] = set()
         """Connections that were refused, whose clients may still read why."""
         self._by_address: Counter[str] = Counter()
@@ -94,6 +96,8 @@ class Connections:
         return [
             ("relax_connections_open", "Connections that are open.", "", {"": float(len(self.open))}),
             ("relax_connections_refused", "Connections refused because there were too many.", "", {"": float(self.refused)}),
+            ("relax_connections_unread", "Connections whose clients do not read.", "", {"": float(len(self.unread.held))}),
+            ("relax_connections_cut", "Connections cut off as their clients did not read.", "", {"": float(self.unread.cut)}),
         ]
 
     def configure(self, config: Config) -> Config:
@@ -140,7 +144,16 @@ class GuardedHttp(HttpToolsProtocol):
         self._disarm()
         self._around.lingering.discard(self.transport)
         self._around.leave(self.transport)
+        self._around.unread.resumed(self.transport)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._around.unread.paused(self.transport)
+
+    def resume_writing(self) -> None:
+        self._around.unread.resumed(self.transport)
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self._refused or self.transport.is_closing():
@@ -237,7 +250,16 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._around.leave(self.transport)
+        self._around.unread.resumed(self.transport)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._around.unread.paused(self.transport)
+
+    def resume_writing(self) -> None:
+        self._around.unread.resumed(self.transport)
+        super().resume_writing()
 
 
 def _full(message: str) -> ApiError:

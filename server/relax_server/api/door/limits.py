@@ -28,14 +28,18 @@ class DoorLimits:
     """Seconds from the first byte of a request to the last one of its body."""
     json_bytes: int = 4 << 20
     """Bytes of a request that carries no media and no code."""
+    read_seconds: float = 30.0
+    """Seconds in which a client must have taken something of an answer that waits for it."""
+    unread_bytes: int = 256 << 20
+    """Bytes of answers that may wait for all clients."""
     refusals_per_second: float = 50.0
     """Refused requests of one key, or of one address without a key; who has more is slowed down."""
 
     def __post_init__(self) -> None:
-        for name, least in (("connections", 1), ("connections_per_address", 1), ("json_bytes", 1024)):
+        for name, least in (("connections", 1), ("connections_per_address", 1), ("json_bytes", 1024), ("unread_bytes", 1024)):
             if getattr(self, name) < least:
                 raise ConfigError(f"DoorLimits.{name} = {getattr(self, name)}; allowed: {least} or more")
-        for name in ("header_seconds", "body_seconds", "refusals_per_second"):
+        for name in ("header_seconds", "body_seconds", "read_seconds", "refusals_per_second"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"DoorLimits.{name} = {getattr(self, name)}; allowed: above 0, and finite")
 
