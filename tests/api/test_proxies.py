@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -11,13 +12,20 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urljoin
 
 import httpx
+import openai
 import pytest
 import websockets
 from relax_server.api.keys import KeyRing
+from relax_server.api.settings import ServiceConfig
 from relax_server.journal.sql import SqlJournal
 from service_process import Service, start
+from websockets.sync.client import connect
+
+import relax_sdk as relax
+from relax_sdk.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -43,16 +51,20 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def behind(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator[Service]:
     """A service with a key, behind a proxy on this machine."""
-    folder = tmp_path_factory.mktemp("behind")
+    it = start_behind(tmp_path_factory.mktemp("behind"), service)
+    yield it
+    it.stop()
+
+
+def start_behind(folder: Path, service: Service, *more: str) -> Service:
+    folder.mkdir(exist_ok=True)
     journal = SqlJournal(folder / "journal.db")
     secret, _ = KeyRing(journal).create("anybody", ["run"])
     journal.close()
     with service.client() as client:
         engine = client.get("/v1/models").json()["engines"][0]["url"]
     options = ("--engine", engine, "--proxy", "127.0.0.1", "--allowed-host", "gym.example", "--drain-seconds", "0")
-    it = start(folder, *options, key=secret)
-    yield it
-    it.stop()
+    return start(folder, *options, *more, key=secret)
 
 
 @pytest.fixture(params=["nginx", "caddy"])
@@ -65,14 +77,7 @@ def port(request: pytest.FixtureRequest, tmp_path: Path, behind: Service, certif
     if request.param == "nginx":
         text = (EXAMPLES / "nginx.conf").read_text().replace("listen 443", f"listen 127.0.0.1:{listening}")
         text = text.replace("/etc/ssl/gym.example.pem", str(pem)).replace("/etc/ssl/gym.example.key", str(key))
-        paths = "".join(
-            f"{name}_temp_path {tmp_path}/{name};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-        )
-        own = f"user root;\ndaemon off;\npid {tmp_path}/pid;\nerror_log {tmp_path}/error.log;\nevents {{}}\n"
-        own = own if os.getuid() == 0 else own.partition("\n")[2]
-        config = tmp_path / "nginx.conf"
-        config.write_text(own + f"http {{\naccess_log off;\n{paths}{text.replace('127.0.0.1:8000', upstream)}\n}}\n")
-        command = [program, "-e", f"{tmp_path}/error.log", "-c", str(config)]
+        command = nginx(program, tmp_path, text.replace("127.0.0.1:8000", upstream))
     else:
         text = (
             (EXAMPLES / "Caddyfile")
@@ -82,6 +87,23 @@ def port(request: pytest.FixtureRequest, tmp_path: Path, behind: Service, certif
         config = tmp_path / "Caddyfile"
         config.write_text("{\n\tadmin off\n\tauto_https disable_redirects\n}\n" + text.replace("127.0.0.1:8000", upstream))
         command = [program, "run", "--config", str(config), "--adapter", "caddyfile"]
+    with running(command, tmp_path, listening):
+        yield listening
+
+
+def nginx(program: str, folder: Path, servers: str) -> list[str]:
+    """The command that serves so."""
+    paths = "".join(f"{name}_temp_path {folder}/{name};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    own = f"user root;\ndaemon off;\npid {folder}/pid;\nerror_log {folder}/error.log;\nevents {{}}\n"
+    own = own if os.getuid() == 0 else own.partition("\n")[2]
+    config = folder / "nginx.conf"
+    config.write_text(own + f"http {{\naccess_log off;\n{paths}{servers}\n}}\n")
+    return [program, "-e", f"{folder}/error.log", "-c", str(config)]
+
+
+@contextlib.contextmanager
+def running(command: list[str], tmp_path: Path, listening: int) -> Iterator[None]:
+    """A proxy that accepts connections."""
     log = tmp_path / "proxy.log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env=os.environ | {"HOME": str(tmp_path)})
@@ -92,7 +114,7 @@ def port(request: pytest.FixtureRequest, tmp_path: Path, behind: Service, certif
                 break
         assert process.poll() is None and time.monotonic() < end, log.read_text()
         time.sleep(0.05)
-    yield listening
+    yield
     process.terminate()
     process.wait(20)
 
@@ -118,6 +140,55 @@ async def test_a_service_behind_a_proxy(port: int, behind: Service, certificate:
     async with websockets.connect(socketed, sock=raw, ssl=trust, additional_headers=key) as talk:
         await talk.send('{"id": 1, "op": "open"}')
         assert '"result"' in str(await talk.recv())
+
+
+@pytest.fixture
+def under(tmp_path: Path, service: Service) -> Iterator[tuple[str, str]]:
+    """URL of a service that nginx serves under a path, as the documentation says, and a key."""
+    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+    if program is None:
+        pytest.skip("nginx is not installed on this machine: apt install nginx")
+    it, listening = start_behind(tmp_path / "service", service, "--root-path", "/relax"), free_port()
+    text = (EXAMPLES / "nginx.conf").read_text().replace("listen 443 ssl", f"listen 127.0.0.1:{listening}")
+    text = "\n".join(line for line in text.splitlines() if "ssl_certificate" not in line).replace(
+        "Host $host", "Host $http_host"
+    )
+    text = text.replace("location / {", "location /relax/ {").replace(
+        "proxy_pass http://127.0.0.1:8000;", f"proxy_pass {it.url}/;"
+    )
+    with running(nginx(program, tmp_path, text), tmp_path, listening):
+        yield f"http://127.0.0.1:{listening}/relax", it.key
+    it.stop()
+
+
+def test_a_service_under_a_path(under: tuple[str, str]) -> None:
+    url, key = under
+    with relax.Client(url, key) as client:
+        with client.session("tone-v0", sampling={"max_new_tokens": 1}) as session:
+            assert session.base_url == f"{url}/v1/sessions/{session.id}/openai/v1"
+            agent = openai.OpenAI(base_url=session.base_url, api_key=session.key, max_retries=0)
+            assert agent.chat.completions.create(model="x", messages=session.observation).choices  # type: ignore[arg-type]
+            session.finish()
+            assert session.trajectory().turns
+        rollout = client.rollout("tone-v0", n=2, sampling={"max_new_tokens": 1})
+        assert [event.kind for event in rollout.events()].count("group") == 2
+    with httpx.Client(headers={"Authorization": f"Bearer {key}"}, timeout=30.0) as http:
+        page = http.get(f"{url}/docs").raise_for_status()
+        for asset in re.findall(r'(?:href|src)="([^"]+)"', page.text):
+            http.get(urljoin(str(page.url), asset)).raise_for_status()
+        assert http.get(f"{url}/openapi.json").json()["servers"] == [{"url": "/relax"}]
+        assert http.get(f"{url}/v1/models/").headers["Location"] == f"{url}/v1/models"
+        assert http.get(f"{url}/healthz").status_code == 200 and http.get(f"{url}/v1/keys").status_code == 403
+    with connect(f"ws{url[4:]}/v1/sessions/ws", additional_headers={"Authorization": f"Bearer {key}"}) as talk:
+        talk.send('{"id": 1, "op": "open"}')
+        assert f'"base_url":"{url}/v1/sessions/' in str(talk.recv(timeout=30))
+
+
+def test_a_root_path_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
+    for wrong in ("relax", "/relax/", "/", "/v1", "/v1/x", "/a b", "//x"):
+        with pytest.raises(ConfigError, match="allowed: a path as /relax"):
+            ServiceConfig(tmp_path, root_path=wrong)
+    assert ServiceConfig(tmp_path, root_path="/v1x/tools").root_path
 
 
 def test_the_page_shows_the_example_that_is_tested() -> None:

@@ -66,6 +66,7 @@ def serve(
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="Name under which clients may reach it, as behind a proxy; may be repeated.")
     ] = None,
+    root_path: Annotated[str, typer.Option(help="Path at which a proxy serves it, as /relax; the proxy takes it away.")] = "",
     max_runs: Annotated[int, typer.Option(help="Training runs at once; more wait.")] = 1,
     max_rollouts: Annotated[int, typer.Option(help="Rollouts of one key that are not over; more are refused.")] = 64,
     max_engines: Annotated[int, typer.Option(help="Engines that one training run may have.")] = 4,
@@ -134,6 +135,7 @@ def serve(
         door=door,
         proxies=tuple(proxy or ()),
         allowed_hosts=tuple(allowed_host or ()),
+        root_path=root_path,
         max_runs=max_runs,
         max_rollouts=max_rollouts,
         max_engines=max_engines,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from relax_server.api.environments.limits import WorkerLimits
 from relax_server.api.logs import FORMATS, LEVELS, LogFormat, LogLevel
 from relax_server.api.media.limits import DecoderLimits
 from relax_server.guard import is_loopback
+
+ROOT_PATH = r"(?!/v1(/|$))(/[A-Za-z0-9._~-]+){1,16}"
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class ServiceConfig:
     """Addresses of proxies; what they say of the client's address and of https is believed."""
     allowed_hosts: tuple[str, ...] = ()
     """Names under which clients may reach it, besides its address; empty: any, but at a loopback address without proxies."""
+    root_path: str = ""
+    """Path at which a proxy serves it, such as `/relax`; the proxy takes it away before it asks."""
     door: DoorLimits = field(default_factory=DoorLimits)
     """Limits of connections and of all other requests."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -99,6 +104,9 @@ class ServiceConfig:
             )
         for proxy in self.proxies:
             _address(proxy)
+        if self.root_path and not re.fullmatch(ROOT_PATH, self.root_path):
+            allowed = "a path as /relax or /tools/relax, without a slash at its end and not /v1"
+            raise ConfigError(f"ServiceConfig.root_path = {self.root_path!r}; allowed: {allowed}")
         if self.idle_timeout <= 0:
             raise ConfigError(f"ServiceConfig.idle_timeout = {self.idle_timeout}; allowed: above 0 seconds")
         if not 0 < self.keep_events_days < math.inf:

@@ -15,6 +15,7 @@ from relax_server.api.door.bodies import BoundedBodies
 from relax_server.api.door.browsers import OwnPages
 from relax_server.api.door.callers import KnownCallers
 from relax_server.api.door.pace import PacedRefusals
+from relax_server.api.door.prefix import RootPath, WholePath
 from relax_server.api.logs import RequestLog
 from relax_server.api.sessions import SessionHub
 
@@ -81,9 +82,11 @@ def in_front(
         hub: of its sessions.
     """
     config = core.config
-    inner: ASGIApp = Shortcut(KnownCallers(app, core, hub), routes, failed)
+    whole = WholePath(app) if config.root_path else app
+    inner: ASGIApp = Shortcut(KnownCallers(whole, core, hub), routes, failed)
     inner = BoundedBodies(inner, large=config.max_body, small=config.door.json_bytes)
     inner = OwnPages(inner)
     if config.hosts:  # a web page must not reach it under a name of its own
         inner = TrustedHostMiddleware(inner, allowed_hosts=config.hosts)
-    return RequestLog(PacedRefusals(inner, core, hub))
+    inner = RequestLog(PacedRefusals(inner, core, hub))
+    return RootPath(inner, config.root_path) if config.root_path else inner
