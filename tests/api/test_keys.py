@@ -391,6 +391,20 @@ async def test_a_free_place_goes_to_the_key_that_has_fewest() -> None:
     assert not slots.running and not slots.waiting
 
 
+async def test_among_keys_that_have_as_many_a_place_goes_to_the_one_that_was_served_longest_ago() -> None:
+    slots, order = FairSlots(1), []
+
+    async def episode(key: str) -> None:
+        await slots.acquire(key, 10)
+        order.append(key)
+        await asyncio.sleep(0)
+        slots.release(key)
+
+    await asyncio.gather(*(episode(key) for key in "aaaabbcc"))
+    assert "".join(order) == "abcabcaa"
+    assert not slots.running and not slots.waiting and not slots._served
+
+
 async def test_a_key_s_limit_and_cancelled_waits() -> None:
     slots = FairSlots(10)
     one = slots.of("a", 1)

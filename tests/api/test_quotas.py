@@ -57,7 +57,7 @@ async def test_a_place_that_comes_at_the_moment_of_giving_up_goes_to_the_next() 
 
 async def test_a_place_is_counted_from_when_it_is_asked_for() -> None:
     slots = FairSlots(1)
-    one, two = AskedSlot(slots, "a", 4), AskedSlot(slots, "a", 4)
+    one, two = AskedSlot(slots, "a", 4, slots.ask("a", 4)), AskedSlot(slots, "a", 4, slots.ask("a", 4))
     assert slots.asked("a") == 2 and slots.running["a"] == 1
     await one.acquire()
     one.drop()

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 from relax_server.api.workers.board import Board
-from relax_server.api.workers.channel import INLINE, Channel, Message, inboxes
+from relax_server.api.workers.channel import INLINE, Message
 from relax_server.api.workers.place import WorkerPlace, worker_of
 from relax_server.gateway.errors import ApiError
+from worker_places import workers_in_one_loop
 
 from relax_sdk.errors import ConfigError
 
@@ -21,21 +22,11 @@ WAIT = 20.0
 @pytest.fixture
 async def places() -> AsyncIterator[list[WorkerPlace]]:
     """Three workers in one event loop."""
-    ends = inboxes(range(3))
-    file = Board.make()
-    outboxes = {number: written for number, (_, written) in ends.items()}
-    channels = [Channel(number, read, outboxes) for number, (read, _) in ends.items()]
-    found = [WorkerPlace(number, 3, channel, Board(file)) for number, channel in enumerate(channels)]
-    os.close(file)
-    for place, channel in zip(found, channels, strict=True):
-        channel.listen()
-        place.board.set_up(place.index, True)
-    yield found
-    for channel in channels:
-        channel.close()
-    for pair in ends.values():
-        for end in pair:
-            end.close()
+    with workers_in_one_loop(3) as workers:
+        found = [workers.place(number)[0] for number in range(3)]
+        for number in range(3):
+            workers.begin(number)
+        yield found
 
 
 async def test_workers_tell_and_ask_each_other(places: list[WorkerPlace]) -> None:

@@ -33,6 +33,7 @@ from relax_server.api.private import private_folder
 from relax_server.api.quotas import MEDIA_BYTES, TOKENS, WORKER_SECONDS, FairSlots, KeyMeter, KeyRates
 from relax_server.api.settings import ServiceConfig
 from relax_server.api.workers.place import WorkerPlace
+from relax_server.api.workers.quotas import SharedRates, shared_slots
 from relax_server.gateway.errors import ApiError
 from relax_server.journal import open_journal
 from relax_server.journal.claims import Held
@@ -117,12 +118,14 @@ class ServiceCore:
             take=self.take_media,
             meter=self.worker_meter,
         )
-        self.slots = FairSlots(config.concurrency)
+        self.slots = shared_slots(config.concurrency, self.place)
         self.turn = asyncio.Lock()
         """See `RolloutContext.turn`."""
         self.rates = KeyRates(TOKENS)
         self.media_rates = KeyRates(MEDIA_BYTES)
         self.worker_rates = KeyRates(WORKER_SECONDS)
+        if not self.place.alone:
+            SharedRates(self.place, [self.rates, self.media_rates, self.worker_rates])
         self.background = Background()
         self.tally = Tally()
         self.metrics = Metrics()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
@@ -19,7 +20,8 @@ reckoned."""
 
 
 class FairSlots:
-    """Places for episodes. A free one goes to the waiting key that has the fewest, and within a key to who came first.
+    """Places for episodes. A free one goes to the waiting key that has the fewest, among several to the one that was served
+    longest ago, and within a key to who came first.
 
     Asking and giving up cost the same however many wait.
 
@@ -37,6 +39,9 @@ class FairSlots:
         """Who waits, by key, and for how many places; the first to come first."""
         self._limits: dict[str, int] = {}
         """Limits of the keys that wait."""
+        self._turns = itertools.count(1)
+        self._served: dict[str, int] = {}
+        """When each key was served last, while it has places or waits."""
 
     def of(self, key: str, limit: int) -> KeySlots:
         """The places as one key sees them.
@@ -76,6 +81,16 @@ class FairSlots:
         self._limits[key] = limit
         return place
 
+    async def reserve(self, key: Key) -> AskedSlot:
+        """Ask for a key's place at once, before anything is waited for.
+
+        Raises:
+            ApiError: 429; it has, or waits for, as many as it may have.
+        """
+        if self.asked(key.id) >= key.episodes:
+            raise full(key.name, key.episodes)
+        return AskedSlot(self, key.id, key.episodes, self.ask(key.id, key.episodes))
+
     async def taken_by(self, key: str, place: asyncio.Future[None] | None, size: int = 1) -> None:
         """Wait for what `ask` returned; it is given up when the waiting is cancelled."""
         try:
@@ -93,20 +108,28 @@ class FairSlots:
         waiting = self._waiting.get(key)
         if waiting is not None and waiting.pop(place, None) is not None and not waiting:
             del self._waiting[key], self._limits[key]
+            if key not in self.running:
+                self._served.pop(key, None)
 
     def take(self, key: str, size: int = 1) -> None:
         """Take places, free or not."""
         self.running[key] += size
         self.taken += size
+        self._served[key] = next(self._turns)
 
     def release(self, key: str, size: int = 1) -> None:
         """Give places back."""
+        self._free(key, size)
+        while self.taken < self.total and (open_ := [k for k in self._waiting if self.running[k] < self._limits[k]]):
+            self._serve(min(open_, key=lambda key: (self.running[key], self._served.get(key, 0))))
+
+    def _free(self, key: str, size: int) -> None:
         self.running[key] -= size
         self.taken -= size
         if not self.running[key]:
             del self.running[key]
-        while self.taken < self.total and (open_ := [k for k in self._waiting if self.running[k] < self._limits[k]]):
-            self._serve(min(open_, key=lambda key: self.running[key]))
+            if key not in self._waiting:
+                self._served.pop(key, None)
 
     def _serve(self, key: str) -> None:
         place, size = self._waiting[key].popitem(last=False)
@@ -115,6 +138,12 @@ class FairSlots:
         if not place.done():
             self.take(key, size)
             place.set_result(None)
+
+
+def full(name: str, episodes: int) -> ApiError:
+    """The answer to an opening for which a key has no place."""
+    message = f"key {name!r} has {episodes} episodes open already; finish some"
+    return ApiError(429, message, "episodes", headers={"Retry-After": "1"})
 
 
 class KeySlots:
@@ -139,12 +168,12 @@ class AskedSlot(KeySlots):
         slots: of the service.
         key: id of the key that asks.
         limit: places that it may have at most.
+        place: what `FairSlots.ask` gave.
     """
 
-    def __init__(self, slots: FairSlots, key: str, limit: int) -> None:
+    def __init__(self, slots: FairSlots, key: str, limit: int, place: asyncio.Future[None] | None) -> None:
         super().__init__(slots, key, limit)
-        self._asked = True
-        self._place = slots.ask(key, limit)
+        self._asked, self._place = True, place
 
     async def acquire(self) -> None:
         """Wait for the place; once it was given back, for another."""
@@ -199,11 +228,16 @@ class KeyRates:
         self._left: dict[str, tuple[float, float]] = {}
         self._lines: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Lines of those who wait, by key."""
+        self.tell: Callable[[str, str, float, float], None] | None = None
+        """Told what is taken: name of the quota, id of the key, how much, and the key's amount for one span."""
 
     def _level(self, key: Key) -> tuple[float, float]:
         """What a key has left, and the time."""
-        now, amount = self._clock(), self._amount(key)
-        left, at = self._left.get(key.id, (amount, now))
+        return self._filled(key.id, self._amount(key))
+
+    def _filled(self, key: str, amount: float) -> tuple[float, float]:
+        now = self._clock()
+        left, at = self._left.get(key, (amount, now))
         return min(amount, left + (now - at) / self.quota.seconds * amount), now
 
     def check(self, key: Key) -> None:
@@ -222,7 +256,7 @@ class KeyRates:
             wait = max(1, round(-left / quota * self.quota.seconds + 1))
             message = f"key {key.name!r} has used its {quota} {self.quota.unit}; try again in {wait} s"
             raise ApiError(429, message, self.quota.name, headers={"Retry-After": str(wait)})
-        self._left[key.id] = left - amount, now
+        self._take(key, amount, left, now)
 
     async def wait(self, key: Key, amount: float) -> None:
         """Take so much as soon as a key has anything left; who came first is first."""
@@ -233,8 +267,17 @@ class KeyRates:
 
     def take(self, key: Key, amount: float) -> None:
         """Count so much; the bucket may go below empty. A negative amount gives some back."""
-        left, now = self._level(key)
+        self._take(key, amount, *self._level(key))
+
+    def _take(self, key: Key, amount: float, left: float, now: float) -> None:
         self._left[key.id] = left - amount, now
+        if amount and self.tell is not None:
+            self.tell(self.quota.name, key.id, amount, self._amount(key))
+
+    def used_elsewhere(self, key: str, amount: float, whole: float) -> None:
+        """Count what another worker's `tell` was told."""
+        left, now = self._filled(key, whole)
+        self._left[key] = left - amount, now
 
 
 class KeyMeter:

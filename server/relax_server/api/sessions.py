@@ -329,10 +329,7 @@ class SessionHub:
         if not core.gate.is_set():
             raise ApiError(503, "the service is paused; try again later", "paused", headers={"Retry-After": "5"})
         core.rates.check(key)
-        if core.slots.asked(key.id) >= key.episodes:
-            message = f"key {key.name!r} has {key.episodes} episodes open already; finish some"
-            raise ApiError(429, message, "episodes", headers={"Retry-After": "1"})
-        place = AskedSlot(core.slots, key.id, key.episodes)  # before anything is waited for
+        place = await core.slots.reserve(key)
         try:
             return await self._open_at(place, opening, key)
         finally:
