@@ -31,6 +31,7 @@ from relax_server.api.rollouts import RolloutHub
 from relax_server.api.routes import docs, engines, envs, health, keys, pausing, results, rollouts, runs, sessions
 from relax_server.api.routes.one_call import OneCallRoute
 from relax_server.api.routes.session_socket import SessionSocket
+from relax_server.api.service_pause import ServicePause
 from relax_server.api.sessions import ExternalSession, SessionHub
 from relax_server.api.trainings.hub import TrainingHub
 from relax_server.gateway.chat_route import ChatRoute
@@ -64,10 +65,11 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
         watch = LoopWatch(core.metrics.registry)
         watch.start()
         await core.envs.load()
-        await rolling.resume()
-        await training.resume()
-        rotation = LogRotation(core.config.folder, core.config.max_log)
-        for_ever = [asyncio.create_task(w) for w in (Retention(core, hub).run(), rotation.run(), core.watch.run())]
+        for_ever = [asyncio.create_task(work) for work in (Retention(core, hub).run(), core.watch.run())]
+        if core.place.home:
+            await rolling.resume()
+            await training.resume()
+            for_ever.append(asyncio.create_task(LogRotation(core.config.folder, core.config.max_log).run()))
         yield
         core.draining = True
         readiness.close()
@@ -84,7 +86,7 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
     app = FastAPI(title="Relax Gym", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     core.metrics.watch(ServiceState(lambda: _readings(core, hub, rolling)))
     app.state.core, app.state.hub, app.state.rollouts, app.state.trainings = core, hub, rolling, training
-    app.state.readiness = readiness
+    app.state.readiness, app.state.pausing = readiness, ServicePause(core, hub, rolling)
     _errors(app)
     for module in (docs, health, envs, sessions, rollouts, runs, engines, pausing, results, keys):
         app.include_router(module.router)

@@ -43,6 +43,9 @@ def serve(
     ] = False,
     journal: Annotated[str | None, typer.Option(help="Database URL; default: a file in the folder.")] = None,
     threads: Annotated[int, typer.Option(help="Threads of the engine that is started.")] = 1,
+    workers: Annotated[
+        int, typer.Option(help="Processes that answer requests, for a machine with several cores; they share everything else.")
+    ] = 1,
     drain_seconds: Annotated[float, typer.Option(help="Seconds for what is under way when it is told to end.")] = 10.0,
     keep_events_days: Annotated[float, typer.Option(help="Events of what ended longer ago are pruned.")] = 30.0,
     concurrency: Annotated[int, typer.Option(help="Episodes at once, over all keys.")] = 4096,
@@ -107,7 +110,7 @@ def serve(
         unread_bytes=max_unread,
         refusals_per_second=refusals_per_second,
     )
-    workers = WorkerLimits(memory=worker_memory, processes=worker_processes, cpus=worker_cpus, files=worker_files)
+    each_worker = WorkerLimits(memory=worker_memory, processes=worker_processes, cpus=worker_cpus, files=worker_files)
     decoding = DecoderLimits(
         processes=PROCESSES if decoders is None else decoders,
         seconds=decode_seconds,
@@ -126,6 +129,7 @@ def serve(
         no_keys=no_keys,
         journal=journal,
         threads=threads,
+        workers=workers,
         drain_seconds=drain_seconds,
         keep_events_days=keep_events_days,
         concurrency=concurrency,
@@ -139,7 +143,7 @@ def serve(
         max_runs=max_runs,
         max_rollouts=max_rollouts,
         max_engines=max_engines,
-        worker_limits=workers,
+        worker_limits=each_worker,
         trust_uploads=trust_uploads,
         decoder_limits=decoding,
         log_format=log_format,  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from relax_sdk.tasks import KeptRows, task_splits
 from relax_sdk.trajectory import Group
 from relax_server.api.background import Background
 from relax_server.api.door.refusals import Refusals
+from relax_server.api.engine_roster import EngineRoster
 from relax_server.api.environments.hub import EnvHub
 from relax_server.api.environments.sandbox import Sandbox
 from relax_server.api.events import EventLog
@@ -27,7 +28,7 @@ from relax_server.api.identity import Identity
 from relax_server.api.key_watch import KeyWatch
 from relax_server.api.keys import KNOWN_SECONDS, Key, KeyRing
 from relax_server.api.media.decoders import MediaDecoders
-from relax_server.api.metrics import Metrics
+from relax_server.api.metrics import METRICS, Metrics, merged
 from relax_server.api.pausing import Gate, GatedSlots, Slots
 from relax_server.api.private import private_folder
 from relax_server.api.quotas import MEDIA_BYTES, TOKENS, WORKER_SECONDS, FairSlots, KeyMeter, KeyRates
@@ -77,6 +78,7 @@ class ServiceCore:
 
     def __init__(self, config: ServiceConfig, processor: Processor, pool: EnginePool, place: WorkerPlace | None = None) -> None:
         self.config, self.processor, self.pool, self.place = config, processor, pool, place or WorkerPlace()
+        self.engines = EngineRoster(pool, self.place)
         self.max_body = config.max_body
         journal = open_journal(config.journal or config.folder / "journal.db")
         if not isinstance(journal, SqlJournal):
@@ -96,7 +98,7 @@ class ServiceCore:
         self.refusals = Refusals(config.door.refusals_per_second)
         self.strangers = asyncio.Semaphore(1)
         """Held while a key is looked up that was never seen to work: guesses leave the database to the others."""
-        self.identity = Identity(config.folder)
+        self.identity = Identity(config.folder, self.place.index)
         self.holder = dataclasses.replace(Holder.here(), id=self.identity.id)
         """This service, as others see it that share the journal."""
         self.store = MediaStore(config.folder / "media")
@@ -129,6 +131,7 @@ class ServiceCore:
         self.background = Background()
         self.tally = Tally()
         self.metrics = Metrics()
+        self.place.on(METRICS, lambda message: {"families": self.metrics.families()})
         self.gate = Gate()
         """Closed while the service is paused."""
         self.admission = Gate()
@@ -213,6 +216,14 @@ class ServiceCore:
             ConfigError: a value outside its range.
         """
         return dataclasses.replace(self.config.rollout, **{k: v for k, v in changes.items() if v is not None})
+
+    async def measured(self) -> bytes:
+        """The metrics of all workers in Prometheus' format; without those of a worker that does not answer just now."""
+        if self.place.alone:
+            return self.metrics.text()
+        others = await self.place.ask_others(METRICS)
+        told = {worker: answer["families"] for worker, answer in others.items()}
+        return merged({self.place.index: self.metrics.families()} | told)
 
     @property
     def status(self) -> str:

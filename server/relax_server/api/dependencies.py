@@ -15,6 +15,7 @@ from relax_server.api.core import ServiceCore
 from relax_server.api.keys import LOCAL, Key
 from relax_server.api.readiness import Readiness
 from relax_server.api.rollouts import RolloutHub
+from relax_server.api.service_pause import ServicePause
 from relax_server.api.sessions import AnySession, ExternalSession, SessionHub, still_open
 from relax_server.api.trainings.hub import TrainingHub
 from relax_server.gateway.errors import ApiError
@@ -40,10 +41,15 @@ async def _readiness(request: Request) -> Readiness:
     return request.app.state.readiness
 
 
+async def _pausing(request: Request) -> ServicePause:
+    return request.app.state.pausing
+
+
 Core = Annotated[ServiceCore, Depends(_core)]
 Hub = Annotated[SessionHub, Depends(_hub)]
 Trainings = Annotated[TrainingHub, Depends(_trainings)]
 Ready = Annotated[Readiness, Depends(_readiness)]
+Pauses = Annotated[ServicePause, Depends(_pausing)]
 Rollouts = Annotated[RolloutHub, Depends(_rollouts)]
 
 

@@ -12,19 +12,21 @@ from relax_sdk.errors import ConfigError
 class Identity:
     """A server's name, kept in its folder and locked there while the process lives.
 
-    A second server in the same folder gets a name for itself alone, so that no two take each other for the same.
+    A second server in the same folder gets a name for itself alone, so that no two take each other for the same. Each worker
+    of a service has a name of its own.
 
     Args:
         folder: of the service.
+        worker: number of the worker.
 
     Raises:
         ConfigError: the folder cannot be written to.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, worker: int = 0) -> None:
         fresh = f"srv_{secrets.token_hex(6)}"
         try:
-            self._file = (folder / "server.id").open("a+")
+            self._file = (folder / (f"server-{worker}.id" if worker else "server.id")).open("a+")
         except OSError as error:
             raise ConfigError(f"folder {folder} cannot be written to ({error.strerror}); name another") from error
         try:

@@ -36,10 +36,16 @@ def say(text: str, **fields: Any) -> None:
     _life.info(text, extra={FIELDS: fields})
 
 
-def log_to_stderr(form: LogFormat, level: LogLevel) -> None:
-    """Let all loggers of this process write to stderr, in one form."""
+def log_to_stderr(form: LogFormat, level: LogLevel, worker: int | None = None) -> None:
+    """Let all loggers of this process write to stderr, in one form.
+
+    Args:
+        form: text or JSON.
+        level: the least that is written.
+        worker: number of this process, which its lines name; None: the service has but one.
+    """
     handler, least = logging.StreamHandler(sys.stderr), logging.getLevelNamesMapping()[level.upper()]
-    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    handler.setFormatter((JsonLines if form == "json" else TextLines)(worker))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(least)
@@ -58,12 +64,21 @@ def _join_transformers() -> None:
     theirs.enable_propagation()
 
 
-def _more(record: logging.LogRecord) -> dict[str, Any]:
-    return {**current_ids(), **getattr(record, FIELDS, {})}
+def _more(record: logging.LogRecord, worker: int | None) -> dict[str, Any]:
+    own = {} if worker is None else {"worker": worker}
+    return {**own, **current_ids(), **getattr(record, FIELDS, {})}
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: `time` (UTC, ISO 8601), `level`, `logger`, `message`, ids, more fields, `exception`."""
+    """One JSON object a line: `time` (UTC, ISO 8601), `level`, `logger`, `message`, ids, more fields, `exception`.
+
+    Args:
+        worker: see `log_to_stderr`.
+    """
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
         row: dict[str, Any] = {
@@ -72,25 +87,31 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        row |= {name: value for name, value in _more(record).items() if name not in row}
+        row |= {name: value for name, value in _more(record, self._worker).items() if name not in row}
         if record.exc_info:
             row["exception"] = self.formatException(record.exc_info)
         return json.dumps(row, default=str)
 
 
 class TextLines(logging.Formatter):
-    """Time, level, message, and then ids and fields as `name=value`."""
+    """Time, level, message, and then ids and fields as `name=value`.
 
-    def __init__(self) -> None:
+    Args:
+        worker: see `log_to_stderr`.
+    """
+
+    def __init__(self, worker: int | None = None) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+        self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))  # a line may quote what a stranger wrote
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         if record.name == LIFE:
-            return f"relax serve: {record.message}"
-        return " ".join([super().formatMessage(record), *(f"{name}={_brief(value)}" for name, value in _more(record).items())])
+            return f"relax serve{'' if self._worker is None else f' (worker {self._worker})'}: {record.message}"
+        more = [f"{name}={_brief(value)}" for name, value in _more(record, self._worker).items()]
+        return " ".join([super().formatMessage(record), *more])
 
 
 def _brief(value: Any) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 Readings = Callable[[], Iterable[tuple[str, str, str, Mapping[str, float]]]]
+METRICS = "metrics"
+"""What other workers are asked for their counters with."""
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
@@ -30,9 +33,51 @@ class Metrics:
         """Ask somebody for more, each time."""
         self.registry.register(collector)
 
+    def families(self) -> list[dict[str, Any]]:
+        """The counters as plain data, for `merged`."""
+        return [
+            {
+                "name": family.name,
+                "help": family.documentation,
+                "type": family.type,
+                "samples": [[sample.name, sample.labels, sample.value] for sample in family.samples],
+            }
+            for family in self.registry.collect()
+        ]
+
     def text(self) -> bytes:
         """The counters in Prometheus' format."""
         return generate_latest(self.registry)
+
+
+def merged(workers: Mapping[int, Iterable[Mapping[str, Any]]]) -> bytes:
+    """The counters of several workers in Prometheus' format, each sample with the label `worker`.
+
+    Args:
+        workers: what `Metrics.families` gave, by the worker's number.
+    """
+    families: dict[str, Metric] = {}
+    for worker, found in sorted(workers.items()):
+        for row in found:
+            family = families.setdefault(row["name"], Metric(row["name"], row["help"], row["type"]))
+            for name, labels, value in row["samples"]:
+                family.add_sample(name, {**labels, "worker": str(worker)}, value)
+    registry = CollectorRegistry()
+    registry.register(_Given(families.values()))
+    return generate_latest(registry)
+
+
+class _Given(Collector):
+    """Metrics that were made before."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._metrics)
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
 
 
 class ServiceState(Collector):

@@ -29,7 +29,7 @@ each tells of its open sessions once a day."""
 
 
 class Retention:
-    """Prunes the events of what ended long ago, at the start and then daily.
+    """Prunes the events of what ended long ago, at the start and then daily; of several workers the first one does.
 
     What is unfinished keeps all its events. Rows of rollouts stay, and so do trajectories.
 
@@ -48,7 +48,7 @@ class Retention:
             try:
                 for session in self.hub.unfinished:
                     self.core.events.add(session.topic, "open")
-                number = await self.prune()
+                number = await self.prune() if self.core.place.home else 0
                 if number:
                     days = self.core.config.keep_events_days
                     say(f"pruned {number} events of what ended more than {days:g} days ago", events=number)

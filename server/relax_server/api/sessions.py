@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import secrets
 import time
@@ -33,6 +34,8 @@ from relax_server.rollout.calls import Answer, CallOptions
 from relax_server.rollout.episode import USABLE, Episode
 from relax_server.rollout.task import EpisodeTask
 
+SESSIONS = "sessions"
+"""What other workers are asked for their sessions with."""
 RUN = "sessions"
 """Begins the name of the journal's run that sessions belong to if they name none."""
 DONE_SECONDS = 60.0
@@ -101,6 +104,8 @@ class ExternalSession(PlayedSession):
         self.episode = Episode(context, task)
         super().__init__(id, secret, self.episode.session, opening.sampling, opening.train, core.work.of(key.id))
         self.owner = key.id
+        self.opened_at = time.time()
+        """Unix seconds."""
         self.observation: list[Message] = []
         """The first one."""
         self.tools: Sequence[dict[str, Any]] = ()
@@ -129,6 +134,7 @@ class ExternalSession(PlayedSession):
         episode = self.episode
         return {
             "id": self.id,
+            "opened_at": self.opened_at,
             "env": episode.context.spec.id,
             "state": str(episode.state),
             "turns": len(self.session.turns),
@@ -301,11 +307,13 @@ class SessionHub:
 
     def __init__(self, core: ServiceCore) -> None:
         self.core = core
+        core.place.on(SESSIONS, lambda message: self._of(**message.body))
         self._open: dict[str, ExternalSession] = {}
         """Sessions that are open, or over and not durable yet."""
         self._ended: dict[str, EndedSession] = {}
         """What is kept of the others, the first to end first."""
         self._by_secret: dict[str, str] = {}
+        self._playing = 0
         self._tasks = NextTasks()
         self.ended_keys: dict[str, str] = {}
         """Keys that opened sessions and were revoked or have expired since, and which it was; the sessions' keys ended with
@@ -347,7 +355,7 @@ class SessionHub:
         seed = opening.seed if opening.seeded else None
         index = self._tasks.pick(rows, (key.id, spec.id, opening.split), opening.task_index, seed)
         row = rows.row(index) if rows.at_hand else await core.media_threads.call(rows.row, index, limit=60.0)
-        id, secret = f"s_{secrets.token_hex(8)}", f"rls_{secrets.token_urlsafe(32)}"
+        id, secret = (f"s_{core.place.marked(secrets.token_hex(8))}", f"rls_{core.place.marked(secrets.token_urlsafe(32))}")
         task = EpisodeTask(
             split=opening.split,
             task_index=index,
@@ -362,6 +370,8 @@ class SessionHub:
         session = ExternalSession(core, id, key, opening, task, secret, self._remember, place)
         self._watch(key)
         self._open[id] = session
+        self._count(1)
+        session.episode.result.add_done_callback(lambda _: self._count(-1))
         self._by_secret[digest(secret)] = id
         add_ids(**session.log_ids)
         try:
@@ -397,10 +407,26 @@ class SessionHub:
         """Sessions that are not over."""
         return [session for session in self._open.values() if not session.over]
 
-    def of(self, key: Key) -> list[AnySession]:
-        """The sessions of one key, newest first, behind the open ones those that are over; all for an admin."""
-        known: list[AnySession] = [*reversed(self._open.values()), *reversed(self._ended.values())]
-        return [session for session in known if session.key.id == key.id or key.may("admin")]
+    async def of(self, key: Key, limit: int) -> list[dict[str, Any]]:
+        """The sessions of one key as clients are told of them, all for an admin.
+
+        Args:
+            key: whose.
+            limit: how many at most: the newest first, behind the open ones those that are over.
+        """
+        asked: dict[str, Any] = {"key": None if key.may("admin") else key.id, "limit": limit}
+        place = self.core.place
+        parts = [self._of(**asked), *(await place.ask_others(SESSIONS, **asked)).values()]
+        found = [row for part in ("open", "over") for row in newest([rows[part] for rows in parts])]
+        return found[:limit]
+
+    def _of(self, key: str | None, limit: int) -> dict[str, Any]:
+        """The sessions here of one key, or of all, as `of` puts those of all workers together."""
+        parts: dict[str, list[Any]] = {"open": [], "over": []}
+        for name, known in (("open", self._open), ("over", self._ended)):
+            mine = (session.state for session in reversed(known.values()) if key in (None, session.key.id))
+            parts[name] = list(itertools.islice(mine, limit))
+        return parts
 
     async def drain(self, why: str = "cancelled", seconds: float = SAVE_SECONDS) -> None:
         """Cancel what is open, and wait until everything is durable; what could not be written is tried once more.
@@ -418,6 +444,11 @@ class SessionHub:
             waiting.cancel()
         if self._open:
             logger.error("%d sessions could not be stored before the service ends", len(self._open))
+
+    def _count(self, more: int) -> None:
+        """Let all workers see how many sessions are not over here."""
+        self._playing += more
+        self.core.place.board.set_sessions(self.core.place.index, self._playing)
 
     def _watch(self, key: Key) -> None:
         """End a key's sessions with it."""
@@ -438,6 +469,11 @@ class SessionHub:
         if len(self._ended) > KEPT:
             oldest = self._ended.pop(next(iter(self._ended)))
             self._by_secret.pop(oldest.secret, None)
+
+
+def newest(parts: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Lists of sessions, each with the newest one first, as one such list."""
+    return parts[0] if len(parts) == 1 else sorted(itertools.chain(*parts), key=lambda row: -row["opened_at"])
 
 
 def default_run(key: Key) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from relax_server.api.media.limits import DecoderLimits
 from relax_server.guard import is_loopback
 
 ROOT_PATH = r"(?!/v1(/|$))(/[A-Za-z0-9._~-]+){1,16}"
+MOST_WORKERS = 64
+"""Processes of one service."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class ServiceConfig:
     """`engines` read the media folder themselves, so that they are sent paths in it; otherwise the bytes with every call."""
     host: str = "127.0.0.1"
     port: int = 8000
+    workers: int = 1
+    """Processes that answer requests; they share the port, the folder, the journal and the engines."""
     no_keys: bool = False
     """Callers may go without a key though there are, or were, some; only at an address that this machine alone can reach."""
     journal: str | None = None
@@ -94,9 +99,14 @@ class ServiceConfig:
             ("max_runs", 1),
             ("max_rollouts", 1),
             ("max_engines", 1),
+            ("workers", 1),
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"ServiceConfig.{name} = {getattr(self, name)}; allowed: {least} or more")
+        if self.workers > MOST_WORKERS:
+            raise ConfigError(f"ServiceConfig.workers = {self.workers}; allowed: 1 to {MOST_WORKERS}")
+        if self.workers > 1 and sys.platform != "linux":
+            raise ConfigError(f"ServiceConfig.workers = {self.workers}; allowed on {sys.platform}: 1, as others need Linux")
         if self.no_keys and self.exposed:
             raise ConfigError(
                 f"ServiceConfig.no_keys = True with host = {self.host} and proxies = {self.proxies}; "

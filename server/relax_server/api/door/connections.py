@@ -7,7 +7,7 @@ import functools
 import ipaddress
 import logging
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Literal, cast
 
 import orjson
@@ -100,9 +100,17 @@ class Connections:
             ("relax_connections_cut", "Connections cut off as their clients did not read.", "", {"": float(self.unread.cut)}),
         ]
 
-    def configure(self, config: Config) -> Config:
-        """Let a server's connections be counted here; returns `config`."""
-        config.http = cast(Any, functools.partial(GuardedHttp, self))
+    def configure(self, config: Config, http: Callable[..., GuardedHttp] | None = None) -> Config:
+        """Let a server's connections be counted here.
+
+        Args:
+            config: of the server.
+            http: makes the protocol of a connection, given this and uvicorn's arguments; None: `GuardedHttp`.
+
+        Returns:
+            `config`.
+        """
+        config.http = cast(Any, functools.partial(http or GuardedHttp, self))
         config.ws = cast(Any, functools.partial(GuardedWebSocket, self))
         return config
 

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 
-from relax_sdk.errors import EngineUnavailable
 from relax_server.api.core import ServiceCore
 from relax_server.api.dependencies import Caller, Core, Operator, Trainings
+from relax_server.api.engine_roster import EngineAccess
 from relax_server.api.routes.runs import Run
 from relax_server.api.schemas import EngineBody, RunEngineBody
 from relax_server.api.trainings.control import ask_control
@@ -18,7 +18,6 @@ from relax_server.api.trainings.hub import TrainingHub
 from relax_server.api.trainings.store import Training
 from relax_server.engines.addresses import check_address
 from relax_server.engines.coalesce import CoalescingEngine
-from relax_server.engines.kinds import connect_running
 from relax_server.engines.tokens import check_token
 from relax_server.gateway.errors import ApiError
 from relax_server.gateway.wire import json_response
@@ -48,15 +47,15 @@ async def add_engine(core: Core, key: Operator, body: EngineBody) -> Response:
         return json_response(there[url])
     known = core.config.engine_token if urlsplit(url).hostname in named else ""
     token = known if body.token is None else check_token(body.token, "token")
-    engine = CoalescingEngine(await connect_running(url, token, inline_media=not core.config.media_paths))
+    access = EngineAccess(url, token, inline=not core.config.media_paths)
+    engine = await access.connect()
     try:
-        if not await engine.health():
-            raise EngineUnavailable(f"the engine {url} does not answer; start it first")
         await _check_weights(core, engine)
     except BaseException:
         await engine.close()
         raise
-    core.pool.add(engine)
+    core.engines.add(access, engine)
+    await core.engines.share()
     return json_response(next(row for row in _rows(core) if row["url"] == url), 201)
 
 
@@ -85,15 +84,9 @@ async def remove_engine(core: Core, key: Operator, id: Id, drain_seconds: Drain 
     if not any(other["state"] == "current" for other in _rows(core) if other["id"] != id):
         raise ApiError(409, f"engine {id} is the last one, and stays; add another before", "last_engine")
     if not row["draining"]:
-        core.spawn(_leave(core, row["url"], drain_seconds))
+        core.engines.remove(row["url"], drain_seconds)
+        await core.engines.share(drain_seconds)
     return json_response(row | {"state": "draining", "draining": True}, 202)
-
-
-async def _leave(core: ServiceCore, url: str, drain: float) -> None:
-    engine = next((engine for engine in core.pool.engines if engine.url == url), None)
-    await core.pool.remove(url, drain, move=True)
-    if engine is not None and engine not in core.pool.engines:
-        await engine.close()
 
 
 def _rows(core: ServiceCore) -> list[dict[str, Any]]:

@@ -34,8 +34,8 @@ async def readyz(readiness: Ready) -> Response:
 @router.get("/metrics")
 @router.get("/v1/metrics")
 async def metrics(core: Core) -> Response:
-    """Counters and gauges for Prometheus."""
-    return Response(core.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    """Counters and gauges for Prometheus; with several workers those of all, each with the label `worker`."""
+    return Response(await core.measured(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/v1/models")

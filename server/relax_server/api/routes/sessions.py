@@ -30,7 +30,7 @@ async def open_session(body: SessionBody, core: Core, hub: Hub, key: Caller, req
 @router.get("/v1/sessions")
 async def sessions(hub: Hub, key: Caller, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
     """The caller's sessions, newest first, behind the open ones those that are over."""
-    return json_response({"sessions": [session.state for session in hub.of(key)[:limit]]})
+    return json_response({"sessions": await hub.of(key, limit)})
 
 
 @router.get("/v1/sessions/{id}")

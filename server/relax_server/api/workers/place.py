@@ -76,6 +76,16 @@ class WorkerPlace:
             raise unavailable(worker)
         self._channel.send(worker, kind, orjson.dumps(body))
 
+    def send_file(self, worker: int, kind: str, data: bytes, file: int) -> None:
+        """Send another worker a copy of an open file, with bytes that belong to it.
+
+        Raises:
+            ApiError: 503, it takes nothing any more.
+        """
+        if self._channel is None:
+            raise unavailable(worker)
+        self._channel.send(worker, kind, data, file)
+
     def tell_others(self, kind: str, /, **body: Any) -> None:
         """Tell all other workers something; one that takes nothing any more is left out."""
         for worker in self.others:
