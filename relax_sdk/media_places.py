@@ -15,6 +15,9 @@ from relax_sdk.probing import MediaKey
 MEDIA_SCHEME = "relax-media:"
 """Logged messages name media as `relax-media:<sha256>`; the bytes are in the run's media folder."""
 
+SLICE = 1 << 20
+"""Characters that are decoded together, so that other threads get their turn between them."""
+
 
 @dataclass(frozen=True)
 class MediaPlace:
@@ -86,19 +89,26 @@ def read_data_uri(url: str) -> bytes:
     Raises:
         MediaError: not base64.
     """
-    form, comma, data = url.partition(",")
-    if not comma or not form.endswith(";base64"):
+    comma = url.find(",")
+    if comma < 0 or not url.endswith(";base64", 0, comma):
         raise MediaError(f"{url[:40]}: a data URI must read data:<mime>;base64,<data>")
-    return read_base64(data)
+    return read_base64(url, comma + 1)
 
 
-def read_base64(text: str) -> bytes:
+def read_base64(text: str, start: int = 0) -> bytes:
     """The bytes of a base64 text.
+
+    Args:
+        text: with nothing else behind the base64.
+        start: where in it the base64 begins.
 
     Raises:
         MediaError: not base64.
     """
     try:
-        return base64.b64decode(text, validate=True)
+        parts = [base64.b64decode(text[at : at + SLICE], validate=True) for at in range(start, len(text), SLICE)]
     except (binascii.Error, ValueError) as error:
         raise MediaError(f"media data are not valid base64 ({error})") from error
+    if any(len(part) != SLICE // 4 * 3 for part in parts[:-1]):
+        raise MediaError("media data are not valid base64 (padding before the end)")
+    return b"".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import math
@@ -15,7 +16,10 @@ import orjson
 from relax_sdk.errors import EngineAborted, EngineDenied, EngineError, EngineFaulty, EngineUnavailable
 from relax_sdk.trajectory import VersionSpan
 from relax_server.engines.base import GenerateRequest, Generation, MediaItem, PauseMode
+from relax_server.json_read import loads
 
+LARGE = 128 << 10
+"""Bytes of an answer that is read in a thread; that of some thousand tokens is read in a millisecond or two."""
 CONTROL_TIMEOUT = 120.0
 """Seconds for everything but generation and health."""
 
@@ -54,11 +58,11 @@ class HttpEngine:
     # -------------------------------------------------------------------------------------------------- generating
 
     async def generate(self, request: GenerateRequest, timeout: float) -> list[Generation]:
-        body = await self._json("POST", "/generate", self._payload(request), timeout)
-        answers = body if isinstance(body, list) else [body]
-        if len(answers) != request.n:
-            raise self._wrong(f"{len(answers)} answers to a request with n = {request.n}")
-        generations = [self._read(answer, request) for answer in answers]
+        raw = await self._bytes("POST", "/generate", self._payload(request), timeout)
+        if len(raw) > LARGE:
+            generations = await asyncio.to_thread(self._generations, raw, request)
+        else:
+            generations = self._generations(raw, request)
         for generation in generations:
             if generation.finish_reason == "abort":
                 raise self._aborted(generation)
@@ -130,6 +134,18 @@ class HttpEngine:
         if self._inline_media:
             return f"data:{item.ref.mime};base64,{base64.b64encode(Path(item.url).read_bytes()).decode()}"
         return item.url if self._media_root is None else str(self._media_root / item.url)
+
+    def _generations(self, raw: bytes, request: GenerateRequest) -> list[Generation]:
+        """The answers to a request, read and checked.
+
+        Raises:
+            EngineError: they cannot be right.
+        """
+        body = self._parsed("/generate", raw)
+        answers = body if isinstance(body, list) else [body]
+        if len(answers) != request.n:
+            raise self._wrong(f"{len(answers)} answers to a request with n = {request.n}")
+        return [self._read(answer, request) for answer in answers]
 
     def _read(self, answer: Any, request: GenerateRequest) -> Generation:
         """One answer, checked.
@@ -267,9 +283,11 @@ class HttpEngine:
             return raw.decode(errors="replace")  # some SGLang routes answer in words
 
     async def _json(self, method: str, path: str, payload: Mapping[str, Any] | None, timeout: float) -> Any:
-        raw = await self._bytes(method, path, payload, timeout)
+        return self._parsed(path, await self._bytes(method, path, payload, timeout))
+
+    def _parsed(self, path: str, raw: bytes) -> Any:
         try:
-            return orjson.loads(raw)
+            return loads(raw)
         except orjson.JSONDecodeError as error:
             raise self._wrong(f"{path} answered something that is not JSON: {raw[:200]!r}") from error
 

@@ -16,6 +16,7 @@ from relax_sdk.storable import MAX_DEPTH
 from relax_server.gateway.errors import ApiError, bad
 from relax_server.gateway.media import known_media
 from relax_server.gateway.played import PlayedSession, Surroundings
+from relax_server.json_read import loads
 from relax_server.rollout.fair_threads import MESSAGE, SMALL, KeyThreads
 
 DEPTH = MAX_DEPTH
@@ -69,7 +70,7 @@ def parsed(raw: bytes | str) -> Parsed:
     if len(body) > WEIGHED:
         _require_light(body)
     try:
-        value = orjson.loads(body)
+        value = loads(body)
     except orjson.JSONDecodeError as error:
         raise bad(f"the body is not JSON: {error}", code="invalid_json") from error
     if (len(body) > SMALL or body.count(b"[") + body.count(b"{") > DEPTH) and _deep(value):
