@@ -1,11 +1,15 @@
 """What recording a model call costs: the rollout service between agents and an engine that answers at once.
 
-    python -m benchmarks.gateway [--calls 2000] [--times 3] [--agentlightning .venv-peers/bin/python]
+    python -m benchmarks.gateway [--calls 2000] [--times 3] [--agentlightning .venv-peers/bin/python] [--workers 2]
 
 The engine is a fake one, an aiohttp server that answers without a model (`fake_engine`), so that all that is measured is
 HTTP, rendering, recording and events. Direct: the client calls it itself, with token ids. Through the service: the OpenAI
 chat route of sessions, a session for each caller, every call a new question. CPU is of the service's process alone; *added*
 is the difference of the medians, above one caller mostly the wait for each other. The client is aiohttp, on the same cores.
+
+With `--workers N` a service of N workers takes turns with one of a single worker. Then each caller has a connection of its own,
+as agents in processes of their own have, and client and engine are those of `benchmarks.plain_http`, so that they leave the
+cores to the service; *CPU* and memory are of all its processes.
 
 With `--agentlightning` (`make .venv-peers`) the gateway of agentlightning 1.0.2 takes turns with it, between the same client
 and the same engine, whose OpenAI route it speaks; a rollout for each caller. It is started as its documentation says, with
@@ -32,6 +36,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.agents import TOKENS, Session, ask, client
+from benchmarks.plain_http import Connection
 from benchmarks.processes import Server, answers, free_port, module, said, started
 from benchmarks.report import save
 from benchmarks.service import service
@@ -91,13 +96,34 @@ def posts(url: str, body: Callable[[int, int], dict[str, Any]]) -> Calls:
 
 
 @contextlib.contextmanager
-def relax(engine: str, folder: Path) -> Iterator[Gateway]:
-    """Our service."""
+def relax(engine: str, folder: Path, workers: int = 1, plain: bool = False) -> Iterator[Gateway]:
+    """Our service.
+
+    Args:
+        engine: URL.
+        folder: for its journal, media and log.
+        workers: processes that answer requests.
+        plain: each caller has a connection of its own, of `benchmarks.plain_http`.
+    """
 
     def tokens(number: int, i: int) -> dict[str, Any]:
         return {"input_ids": list(range(20, 60)), "sampling_params": {"max_new_tokens": TOKENS}, "return_logprob": True}
 
-    with service(engine, folder) as server:
+    with service(engine, folder, workers=workers) as server:
+
+        @contextlib.asynccontextmanager
+        async def connections(http: aiohttp.ClientSession, concurrent: int) -> AsyncIterator[Call]:
+            made = [await Connection.open(server.url) for _ in range(concurrent)]
+            wanted = {"sampling": {"max_new_tokens": TOKENS}, "limits": {"max_turns": 100_000}}
+            paths = [f"/v1/sessions/{(await one.post('/v1/sessions', wanted))['id']}" for one in made]
+
+            async def call(number: int, i: int) -> None:
+                await made[number].post(f"{paths[number]}/openai/v1/chat/completions", question(number, i))
+
+            yield call
+            for one, path in zip(made, paths, strict=True):
+                await one.post(f"{path}/finish", {})
+                one.transport.close()
 
         @contextlib.asynccontextmanager
         async def sessions(http: aiohttp.ClientSession, concurrent: int) -> AsyncIterator[Call]:
@@ -112,7 +138,8 @@ def relax(engine: str, folder: Path) -> Iterator[Gateway]:
             for session in opened:
                 await session.finish()
 
-        yield Gateway(RELAX, server, posts(f"{engine}/generate", tokens), sessions)
+        name = RELAX if workers == 1 else f"{RELAX}, {workers} workers"
+        yield Gateway(name, server, posts(f"{engine}/generate", tokens), connections if plain else sessions)
 
 
 @contextlib.contextmanager
@@ -188,6 +215,7 @@ def table(seen: dict[tuple[int, str], list[dict[str, float]]]) -> list[dict[str,
         own = middle[concurrent, RELAX]
         row: dict[str, Any] = {"callers": concurrent, "gateway": name} | figures
         row["relax: times the calls/s"] = own["recorded calls/s"] / figures["recorded calls/s"]
+        row["times one worker"] = figures["recorded calls/s"] / own["recorded calls/s"] if name.startswith(RELAX) else None
         rows.append(row | {"times its CPU": figures["CPU ms per call"] / own["CPU ms per call"]})
     return rows
 
@@ -197,15 +225,19 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--callers", type=int, nargs="+", default=list(CONCURRENT))
+    parser.add_argument("--workers", type=int, nargs="*", default=[], help="of further services, besides that with one")
     parser.add_argument("--agentlightning", type=Path, help="Python of an environment with it: make .venv-peers")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     seen: dict[tuple[int, str], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         root = Path(temporary)
-        fake = started(module("benchmarks.fake_engine"), said("engine at "), root / "engine.log")
-        engine = stack.enter_context(fake).url
-        gateways = [stack.enter_context(relax(engine, root / "service"))]
+        plain = bool(args.workers)
+        fake = module("benchmarks.plain_http" if plain else "benchmarks.fake_engine")
+        engine = stack.enter_context(started(fake, said("engine at "), root / "engine.log")).url
+        gateways = [stack.enter_context(relax(engine, root / "service", plain=plain))]
+        for workers in args.workers:
+            gateways.append(stack.enter_context(relax(engine, root / f"service-{workers}", workers, plain)))
         if args.agentlightning is not None:
             gateways.append(stack.enter_context(agentlightning(args.agentlightning, engine, root / "agentlightning")))
         for repetition in range(args.times):
@@ -215,6 +247,7 @@ def main() -> None:
                     seen.setdefault((concurrent, gateway.name), []).append(figures)
             print(f"repetition {repetition + 1} of {args.times} done", flush=True)
     bars = {"CPU ms per call": "0.6", "relax: times the calls/s of agentlightning": "5, with 64 callers"}
+    bars |= {"times one worker": "1.6, with two workers"}
     save("gateway", table(seen), bars=bars, engine="fake", calls=args.calls, times=args.times)
 
 

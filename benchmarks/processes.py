@@ -27,7 +27,7 @@ class Server:
 
     Args:
         url: of its HTTP server.
-        process: itself; servers that are measured have no children.
+        process: itself; what it started counts as well.
     """
 
     def __init__(self, url: str, process: psutil.Process) -> None:
@@ -41,20 +41,28 @@ class Server:
     @property
     def cpu(self) -> float:
         """Seconds of processor time until now."""
-        return sum(self._process.cpu_times()[:2])
+        return sum(sum(process.cpu_times()[:2]) for process in self._all)
 
     @property
     def rss(self) -> float:
         """Memory now, in MB of 2**20 bytes."""
-        return self._process.memory_info().rss / 2**20
+        return sum(process.memory_info().rss for process in self._all) / 2**20
 
     @property
     def peak(self) -> float:
-        """The most memory that it ever had, in MB of 2**20 bytes."""
-        status = Path(f"/proc/{self._process.pid}/status")
-        if not status.exists():
-            return self.rss
-        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) / 2**10
+        """The most memory that it ever had, in MB of 2**20 bytes; of several processes the sum."""
+        return sum(_peak(process) for process in self._all)
+
+    @property
+    def _all(self) -> list[psutil.Process]:
+        return [self._process, *self._process.children(recursive=True)]
+
+
+def _peak(process: psutil.Process) -> float:
+    status = Path(f"/proc/{process.pid}/status")
+    if not status.exists():
+        return process.memory_info().rss / 2**20
+    return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) / 2**10
 
 
 def said(word: str) -> Ready:
