@@ -16,6 +16,9 @@ Mode = Literal["async", "colocate"]
 EngineKind = Literal["embedded", "sglang", "vllm"]
 BusName = Literal["local", "transfer_queue"]
 
+STOP_LENGTH = 1000
+"""Characters of a text that ends a response."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -41,7 +44,9 @@ class SamplingParams:
         require(self.temperature >= 0, self, "temperature", "0 (greedy) or more")
         require(0 < self.top_p <= 1, self, "top_p", "above 0, at most 1")
         require(self.top_k == -1 or self.top_k >= 1, self, "top_k", "-1 (all) or 1 and more")
-        require(all(self.stop), self, "stop", "texts that are not empty")
+        require(
+            all(0 < len(text) <= STOP_LENGTH for text in self.stop), self, "stop", f"texts of 1 to {STOP_LENGTH} characters"
+        )
 
     def with_seed(self, seed: int | None) -> SamplingParams:
         """The same sampling with another seed. Nothing is checked again, as every call makes one."""

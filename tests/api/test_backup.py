@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -113,6 +115,31 @@ def test_a_password_is_not_on_the_command_line(tmp_path: Path, monkeypatch: pyte
         backup(tmp_path / "service", "postgresql://relax:sesame@db/relax", tmp_path / "copy", lambda text: None)
     assert "sesame" not in (tmp_path / "arguments").read_text() and "relax@db/relax" in (tmp_path / "arguments").read_text()
     assert (tmp_path / "password").read_text() == "sesame\n"
+
+
+def test_a_restore_that_breaks_off_leaves_the_database_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files come first, and the database in one transaction, so that the whole can be repeated."""
+    url, quiet = "postgresql://relax@db/relax", lambda text: None
+    for name in ("pg_dump", "pg_restore"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/{name}-called\n[ ! -e {tmp_path}/refuses ]\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "service" / "media").mkdir(parents=True)
+    (tmp_path / "service" / "media" / "item").write_bytes(b"x")
+    backup(tmp_path / "service", url, tmp_path / "copy", quiet)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copy2", full)
+        with pytest.raises(ConfigError, match=r"one cannot be written .*free some room, empty it, and repeat"):
+            restore(tmp_path / "copy", tmp_path / "one", url, quiet)
+    assert not (tmp_path / "pg_restore-called").exists()
+    (tmp_path / "refuses").touch()
+    with pytest.raises(JournalError, match=r"nothing of the copy is in the database: remove .*two, and repeat"):
+        restore(tmp_path / "copy", tmp_path / "two", url, quiet)
+    assert "--single-transaction" in (tmp_path / "pg_restore-called").read_text()
 
 
 def test_an_older_journal_is_migrated(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ BAD: list[tuple[type, str, Any, str]] = [
     (SamplingParams, "temperature", NAN, "a number"),
     (SamplingParams, "temperature", "hot", "a number"),
     (SamplingParams, "top_p", 0, "above 0, at most 1"),
+    (SamplingParams, "stop", ("",), "texts of 1 to 1000 characters"),
+    (SamplingParams, "stop", ("x" * 1001,), "texts of 1 to 1000 characters"),
     (SamplingParams, "top_p", 1.01, "above 0, at most 1"),
     (SamplingParams, "top_k", 0, "-1 (all) or 1 and more"),
     (SamplingParams, "stop_token_ids", 3, "a list of integers"),

@@ -128,6 +128,7 @@ def _readings(core: ServiceCore, hub: SessionHub, rolling: RolloutHub) -> list[t
         ("relax_episodes_running", "Places taken.", "", {"": float(core.slots.running.total())}),
         ("relax_episodes_waiting", "Episodes that wait for a place.", "", {"": float(core.slots.waiting)}),
         ("relax_sessions_open", "Sessions that are not over.", "", {"": float(hub.open_count)}),
+        ("relax_events_dropped", "Events let go as the journal did not take them.", "", {"": float(core.events.dropped)}),
         ("relax_media_processes_ended", "Decoding processes that an item ended.", "", {"": float(core.decoders.killed)}),
         ("relax_paused", "Whether the service is paused.", "", {"": float(not core.gate.is_set())}),
         ("relax_requests_reading", "Large requests that wait for a thread.", "", {"": float(core.work.waiting)}),

@@ -100,15 +100,18 @@ def restore(source: Path, folder: Path, journal: str | None, say: Say) -> Backup
         raise ConfigError(f"{source} is a copy {how} with --journal")
     _empty(folder)
     with _told(folder):
-        if journal is not None:
-            say("restoring the database")
-            _pg(["pg_restore", "--exit-on-error", "--no-owner", "--single-transaction", str(source / DUMP)], journal)
         files = [file for file in sorted(source.rglob("*")) if file.is_file() and file.name not in (MANIFEST, DUMP)]
         say(f"restoring {len(files)} files")
         for file in files:
             target = folder / file.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             shutil.copy2(file, target)
+    if journal is not None:  # last, and all at once: what breaks off leaves it empty, and can be repeated
+        say("restoring the database")
+        try:
+            _pg(["pg_restore", "--exit-on-error", "--no-owner", "--single-transaction", str(source / DUMP)], journal)
+        except JournalError as error:
+            raise JournalError(f"{error}; nothing of the copy is in the database: remove {folder}, and repeat") from error
     return made
 
 

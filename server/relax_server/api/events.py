@@ -30,7 +30,10 @@ BATCH = 512
 OTHERS = 1.0
 """Seconds after which a follower looks for events that another server wrote."""
 LIMIT = 60.0
-"""Seconds that a read or a write may take."""
+"""Seconds that a read may take, and a write until those who wait for it are told that it is late."""
+EVER = 10 * 365 * 86_400.0
+MOST_WAITING, LET_GO = 50_000, 5_000
+"""Events that are kept while they cannot be written, and how many of the oldest are let go together when there are more."""
 AGAIN = 1.0
 """Seconds after a write that failed until the next one."""
 PAUSE = 0.02
@@ -73,6 +76,8 @@ class EventLog:
         self._look_again = OTHERS if journal.shared else None
         self.error: JournalError | None = None
         """Error of the last write; what it held is tried again soon."""
+        self.dropped = 0
+        """Events that were let go because too many waited for a journal that could not be written."""
 
     def add(self, topic: str, kind: str, **data: Any) -> None:
         """Note an event; it is written soon, and logged at once: model calls and steps at level debug, the others at info."""
@@ -87,6 +92,8 @@ class EventLog:
             logger.log(level, "%s %s", what, kind, extra={FIELDS: {what: id} | plain})
         row = {"topic": topic, "kind": kind, "data": data, "created_at": self._clock()}
         self._waiting.append((held, row))
+        if len(self._waiting) > MOST_WAITING:
+            self._let_go()
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
 
@@ -97,7 +104,8 @@ class EventLog:
             JournalError: it could not be written.
         """
         while self._writer is not None:
-            await asyncio.shield(self._writer)
+            if not (await asyncio.wait({self._writer}, timeout=LIMIT))[0]:
+                raise self.error or JournalError(f"events were not written within {LIMIT:g} s")
         if self.error is not None and self._waiting:
             raise self.error
 
@@ -156,19 +164,17 @@ class EventLog:
         return topic in self._followers
 
     async def close(self) -> None:
-        """Write what is left."""
-        if self._writer is not None:
-            await asyncio.gather(self._writer, return_exceptions=True)
+        """Write what is left, as far as the journal takes it in time."""
+        if self._writer is not None and not (await asyncio.wait({self._writer}, timeout=LIMIT))[0]:
+            logger.error("whether the last events were written is not known: the journal does not answer")
+            self._writer.cancel()
 
     async def _write(self) -> None:
         try:
             while self._waiting:
                 await asyncio.sleep(PAUSE)
                 batch, self._waiting = self._waiting, []
-                try:
-                    results = await self._threads.call(self._insert, batch, limit=LIMIT)
-                except Exception as error:
-                    results = [error] * len(batch)
+                results = await self._written(batch)
                 late = self._sort_out(batch, results)
                 for topic in {row["topic"] for _, row in batch}:
                     self.wake(topic)
@@ -178,6 +184,24 @@ class EventLog:
                     return
         finally:
             self._writer = None
+
+    async def _written(self, batch: list[_Waiting]) -> Sequence[Exception | None]:
+        """Write rows, however long that takes: what was begun may become durable late, and another would tell it twice."""
+        writing = self._threads.submit(self._insert, batch, limit=EVER).future
+        while not (await asyncio.wait({writing}, timeout=LIMIT))[0]:
+            self.error = JournalError(f"the journal has not taken events for {LIMIT:g} s or more")
+            logger.warning("%s; %d more wait", self.error, len(self._waiting))
+        try:
+            return writing.result()
+        except Exception as error:
+            return [error] * len(batch)
+
+    def _let_go(self) -> None:
+        """Forget the oldest events that wait; who follows them finds what became of sessions and rollouts in the journal."""
+        del self._waiting[:LET_GO]
+        self.dropped += LET_GO
+        why = "the journal takes them too slowly, or not at all"
+        logger.error("the oldest %d events that waited are let go, %d in all: %s", LET_GO, self.dropped, why)
 
     def _sort_out(self, batch: list[_Waiting], results: Sequence[Exception | None]) -> JournalError | None:
         """Keep the events that may be written later, drop those that never can; returns why the former were not."""
