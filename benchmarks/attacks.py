@@ -1,8 +1,10 @@
 """Attacks on a rollout service, each for some seconds, in a process of its own; `benchmarks.hostile` runs them all.
 
-    python -m benchmarks.attacks NAME --url URL --key KEY [--seconds 10]
+    python -m benchmarks.attacks NAME --url URL --key KEY [--folder FOLDER] [--seconds 10]
 
-Prints how requests were answered: HTTP statuses, close codes of WebSockets, or `cut` where the connection was ended.
+Prints how requests were answered: HTTP statuses, close codes of WebSockets, or `cut` where the connection was ended. What an
+attack's own environment answers is told apart (`env 502`), and so is what goes on under a key that was revoked (`still open`).
+`revoked key` needs the folder of the service, where it makes the key and revokes it, as an operator would.
 """
 
 from __future__ import annotations
@@ -13,19 +15,25 @@ import contextlib
 import io
 import json
 import random
+import socket
 import struct
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
 
+from benchmarks.envs import Eater
+
 SLOW = 60.0
 """Seconds after which an answer has not come."""
 BODY = b"POST /v1/media/image HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 100\r\n"
+ENDS = 5.0
+"""Seconds in which everything under a key that was revoked must have ended."""
 SILENT = 2000
 """Connections that say nothing, or little."""
 
@@ -40,6 +48,8 @@ class Target:
     until: float
     """When the attack ends, by `time.monotonic`."""
     http: aiohttp.ClientSession
+    folder: Path | None = None
+    """The service's."""
     seen: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -228,6 +238,93 @@ async def foreign_pages(target: Target) -> None:
                 target.seen[str(getattr(error, "status", "cut"))] += 1
 
 
+async def unread(target: Target) -> None:
+    """Large answers, many over each connection, and event streams, none of which is read."""
+    path = await target.session(metadata={"x": "a" * 1_000_000})
+    await target.json("POST", f"{path}/openai/v1/chat/completions", CHAT)
+    ended = await target.json("POST", f"{path}/finish", b"")
+    asked = (f"/v1/trajectories/{ended.get('trajectory_id')}", f"{path}/events")
+    host, port = target.url.removeprefix("http://").split(":")
+    loop = asyncio.get_running_loop()
+
+    async def hold(n: int) -> None:
+        request = f"GET {asked[n % 2]} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {target.key}\r\n\r\n".encode()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            try:
+                await loop.sock_connect(client, (host, int(port)))
+                await loop.sock_sendall(client, request * 16)
+                await asyncio.sleep(max(0.0, target.until - time.monotonic()))
+                client.send(request)
+                target.seen["held"] += 1
+            except OSError:
+                target.seen["cut"] += 1
+
+    await asyncio.gather(*map(hold, range(300)))
+
+
+async def uploaded_code(target: Target) -> None:
+    """An environment that takes memory, begins processes and keeps processors busy. It is refused (403, 503) where there is no
+    sandbox, unless the service was started with `--trust-uploads`."""
+    from relax_sdk.client.upload import uploadable
+
+    body = orjson.dumps(uploadable(Eater, "eater"))  # pyright: ignore[reportArgumentType]
+
+    async def play(what: str) -> None:
+        while target.going:
+            path = await target.session(env="eater", limits={"step_timeout": 2.0, "reset_timeout": 20.0})
+            if not path:
+                await asyncio.sleep(0.2)
+                continue
+            action = {"action": {"role": "assistant", "content": what}}
+            await target.json("POST", f"{path}/step", action)
+            await target.send("DELETE", path)
+
+    if "id" in await target.json("POST", "/v1/envs", body):
+        await asyncio.gather(*(play(what) for what in ("memory", "processes", "processor") for _ in range(2)))
+        await target.send("DELETE", "/v1/envs/eater")
+    for status in ("502", "504"):  # how an environment that fails, or takes too long, is told
+        if count := target.seen.pop(status, 0):
+            target.seen[f"env {status}"] = count
+
+
+async def revoked_key(target: Target) -> None:
+    """Sockets, event streams and sessions of a key that is revoked, which goes on asking."""
+    from relax_server.api.keys import KeyRing
+    from relax_server.journal.sql import SqlJournal
+
+    assert target.folder is not None, "--folder is wanted"
+    ring = KeyRing(SqlJournal(target.folder / "journal.db"))
+    target.key, key = ring.create("to be revoked", episodes=64)
+    open_ = set[asyncio.Task[None]]()
+    paths = [await target.session() for _ in range(32)]
+    headers = {"Authorization": f"Bearer {target.key}"}
+
+    async def talk() -> None:
+        async with target.http.ws_connect(f"{target.url}/v1/sessions/ws", headers=headers) as talk:
+            async for _ in talk:
+                pass
+
+    async def follow(path: str) -> None:
+        async with target.http.get(f"{target.url}{path}/events", headers=headers) as answer:
+            await answer.content.read()
+
+    open_ |= {asyncio.create_task(talk()) for _ in range(32)} | {asyncio.create_task(follow(path)) for path in paths}
+    await asyncio.sleep(1.0)
+    ring.revoke(key.id)
+    _, pending = await asyncio.wait(open_, timeout=ENDS)
+    target.seen["still open"] = len(pending)
+    for task in pending:
+        task.cancel()
+
+    async def go_on(path: str) -> None:
+        while target.going:
+            await target.json("POST", f"{path}/openai/v1/chat/completions", CHAT)
+
+    await asyncio.gather(*(go_on(path) for path in paths))
+
+
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
 
 
@@ -280,13 +377,16 @@ ATTACKS: dict[str, Callable[[Target], Awaitable[None]]] = {
     "openings": openings,
     "bad media": bad_media,
     "foreign pages": foreign_pages,
+    "unread answers": unread,
+    "uploaded code": uploaded_code,
+    "revoked key": revoked_key,
 }
 
 
-async def carry_out(name: str, url: str, key: str, seconds: float) -> Counter[str]:
+async def carry_out(name: str, url: str, key: str, seconds: float, folder: Path | None = None) -> Counter[str]:
     """One attack; returns how it was answered."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(None)) as http:
-        target = Target(url, key, time.monotonic() + seconds, http)
+        target = Target(url, key, time.monotonic() + seconds, http, folder)
         await ATTACKS[name](target)
         return target.seen
 
@@ -296,9 +396,10 @@ def main() -> None:
     parser.add_argument("name", choices=list(ATTACKS))
     parser.add_argument("--url", required=True)
     parser.add_argument("--key", default="")
+    parser.add_argument("--folder", type=Path)
     parser.add_argument("--seconds", type=float, default=10.0)
     args = parser.parse_args()
-    print(json.dumps(asyncio.run(carry_out(args.name, args.url, args.key, args.seconds))))
+    print(json.dumps(asyncio.run(carry_out(args.name, args.url, args.key, args.seconds, args.folder))))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import io
+import os
 import struct
+import time
 import zlib
 from typing import Any
 
@@ -54,6 +56,22 @@ class EchoAsync(Echo):
 
     async def step(self, action):  # type: ignore[override]
         return super().step(action)
+
+
+class Eater(relax.Env):
+    """Takes without end what an action names: `memory`, `processes`, or a `processor`."""
+
+    def reset(self, *, seed=None, options=None):  # type: ignore[override]
+        super().reset(seed=seed)
+        return "what next?", {}
+
+    def step(self, action):  # type: ignore[override]
+        taken = []
+        while True:
+            if action.text == "memory":
+                taken.append(b"a" * (16 << 20))
+            elif action.text == "processes" and os.fork() == 0:
+                time.sleep(60)
 
 
 class Waits(Echo):

@@ -2,12 +2,12 @@
 
     python -m benchmarks.hostile [--attacks NAME …] [--seconds 10]
 
-`relax serve` runs with keys and a fake engine that answers at once. An honest tenant plays episodes of one turn all the
-time, eight at once; each attack of `benchmarks.attacks` is carried out beside it for some seconds, with another key that may
-play, in a process of lowest priority, as an attacker brings processors of its own. Meanwhile `/healthz` is asked every 50 ms,
-and the memory of the service and of all that it started is read. *Honest* is the honest tenant's episodes a second during the
-attack over those in the seconds before it. Any error at all is a failure of the honest tenant. In the end every trajectory that
-was acknowledged is asked for again.
+`relax serve` runs with keys and a fake engine that answers at once. An honest tenant plays episodes of one turn all the time,
+eight at once; each attack of `benchmarks.attacks` is carried out beside it for some seconds, with another key that may play
+and upload, in a process of lowest priority, as an attacker brings processors of its own. Meanwhile `/healthz` is asked every
+50 ms, and the memory of the service and of all that it started is read. *Honest* is the honest tenant's episodes a second
+during the attack over those in the seconds before it. Any error at all is a failure of the honest tenant. In the end every
+trajectory that was acknowledged is asked for again. *Still open* is what a revoked key still had after five seconds.
 """
 
 from __future__ import annotations
@@ -108,9 +108,10 @@ async def look(http: aiohttp.ClientSession, process: psutil.Process, watch: Watc
         await asyncio.sleep(LOOK_SECONDS)
 
 
-async def attack(name: str, url: str, key: str, seconds: float) -> dict[str, int]:
+async def attack(name: str, url: str, key: str, folder: Path, seconds: float) -> dict[str, int]:
     """One attack in a process of its own; returns how it was answered."""
-    command = ["nice", "-n", "19", *module("benchmarks.attacks", name, "--url", url, "--key", key, "--seconds", seconds)]
+    arguments = ("--url", url, "--key", key, "--folder", folder, "--seconds", seconds)
+    command = ["nice", "-n", "19", *module("benchmarks.attacks", name, *arguments)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     try:
         async with asyncio.timeout(seconds + MORE):
@@ -132,7 +133,7 @@ async def caller(url: str, key: str) -> AsyncIterator[aiohttp.ClientSession]:
 async def measure(server: Server, folder: Path, names: list[str], seconds: float) -> list[dict[str, Any]]:
     """All attacks, one after the other."""
     honest, watch, rows = Honest(), Watch(), []
-    keys = {name: new_key(folder, name) for name in ("honest", "hostile", "watcher")}
+    keys = {"honest": new_key(folder, "honest"), "hostile": new_key(folder, "hostile", "run,upload")}
     async with caller(server.url, keys["honest"]) as mine, caller(server.url, "") as anybody:
         tasks = [asyncio.create_task(play(mine, honest)) for _ in range(PLAYERS)]
         tasks.append(asyncio.create_task(look(anybody, psutil.Process(server.pid), watch)))
@@ -143,7 +144,7 @@ async def measure(server: Server, folder: Path, names: list[str], seconds: float
             before = (len(honest.acknowledged) - n) / (time.monotonic() - began)
             watch.reset()
             failures, began, n = honest.failures.total(), time.monotonic(), len(honest.acknowledged)
-            answers = await attack(name, server.url, keys["hostile"], seconds)
+            answers = await attack(name, server.url, keys["hostile"], folder, seconds)
             during = (len(honest.acknowledged) - n) / (time.monotonic() - began)
             wrong = sum(count for how, count in answers.items() if how.startswith("5") and how != "503")
             rows.append(
@@ -154,6 +155,7 @@ async def measure(server: Server, folder: Path, names: list[str], seconds: float
                     "worst /healthz (s)": watch.worst,
                     "memory (MiB)": watch.memory,
                     "5xx but 503": wrong,
+                    "still open": answers.pop("still open", 0),
                     "answers": ", ".join(f"{how}: {count}" for how, count in sorted(answers.items())) or "none",
                 }
             )
@@ -176,9 +178,9 @@ async def missing(http: aiohttp.ClientSession, honest: Honest) -> int:
     return lost
 
 
-def new_key(folder: Path, name: str) -> str:
-    """The secret of a new key that may play."""
-    command = module("relax_sdk.cli", "keys", "add", name, "--episodes", 64, "--folder", folder)
+def new_key(folder: Path, name: str, rights: str = "run") -> str:
+    """The secret of a new key that may play, or also upload."""
+    command = module("relax_sdk.cli", "keys", "add", name, "--rights", rights, "--episodes", 64, "--folder", folder)
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
 
@@ -195,7 +197,7 @@ def main() -> None:
             engine = stack.enter_context(started(module("benchmarks.fake_engine"), said("engine at "), root / "engine.log"))
             server = stack.enter_context(service(engine.url, root / "service"))
             rows = asyncio.run(measure(server, root / "service", args.attacks, args.seconds))
-    bars = {"honest": 0.5, "failures": 0, "worst /healthz (s)": 1.0, "memory (MiB)": 1024, "5xx but 503": 0}
+    bars = {"honest": 0.5, "failures": 0, "worst /healthz (s)": 1.0, "memory (MiB)": 1024, "5xx but 503": 0, "still open": 0}
     save("hostile", rows, key="attack", bars=bars)
 
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from benchmarks.processes import Server, module, said, started
 
+WORKER_BYTES = 384 << 20
+"""Memory of the worker of an environment that is uploaded."""
+
 
 @contextlib.contextmanager
 def service(engine: str, folder: Path, media_paths: bool = False, workers: int = 1) -> Iterator[Server]:
@@ -31,6 +34,7 @@ def service(engine: str, folder: Path, media_paths: bool = False, workers: int =
 
 
 def main() -> None:
+    from relax_server.api.environments.limits import WorkerLimits
     from relax_server.api.serve import serve
     from relax_server.api.settings import ServiceConfig
 
@@ -40,7 +44,14 @@ def main() -> None:
     parser.add_argument("--media-paths", action="store_true")
     parser.add_argument("--workers", type=int, default=1)
     args = parser.parse_args()
-    config = ServiceConfig(args.folder, engines=(args.engine,), port=0, media_paths=args.media_paths, workers=args.workers)
+    config = ServiceConfig(
+        args.folder,
+        engines=(args.engine,),
+        port=0,
+        media_paths=args.media_paths,
+        workers=args.workers,
+        worker_limits=WorkerLimits(memory=WORKER_BYTES),
+    )
     serve(config, ["benchmarks.service_envs"])
 
 

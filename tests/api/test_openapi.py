@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from openapi_hooks import LIMIT
 from relax_server.api.keys import KeyRing
-from relax_server.api.trainings.store import TrainingStore
+from relax_server.journal.schema import trainings
 from relax_server.journal.sql import SqlJournal
 from service_process import MANY_REFUSALS, Service, start
+from sqlalchemy import insert
 
 HELLO = [{"role": "user", "content": "hello"}]
 EXAMPLES = 12
@@ -42,12 +43,11 @@ def fuzzed(tmp_path: Path, service: Service) -> Iterator[Service]:
 
 
 def use_up_runs(path: Path, key: str) -> None:
-    """Give a key a run that another server has under way: its own are checked and refused, and never begin."""
+    """Give a key a run that only another server can go on with: its own are checked and refused, and never begin."""
+    row = dict(id="t_elsewhere", key=key, step=1, state="running", request={}, server="another server", created_at=0.0)
     journal = SqlJournal(path)
-    owner = KeyRing(journal).by_id(key)
-    assert owner is not None and owner.runs == 1
-    row = dict(id="t_elsewhere", key=key, idempotency_key=None, step=0, state="running", request={}, created_at=0.0)
-    TrainingStore(journal, "another server").insert(row, owner)
+    with journal.writing("a run of another server") as connection:
+        connection.execute(insert(trainings).values(row))
     journal.close()
 
 

@@ -104,6 +104,7 @@ async def test_guesses_do_not_slow_a_key_of_the_same_address(processor, tmp_path
         turned_away = [task.result() for task in guesses if task.done()]
         assert set(turned_away) == {429} and len(turned_away) == MOST_WAITING
         assert (await it.http.get("/healthz")).status_code == 200
+        assert f"relax_requests_slowed {MOST_WAITING}.0" in (await it.http.get("/metrics")).text
         for task in guesses:
             task.cancel()
         await asyncio.gather(*guesses, return_exceptions=True)

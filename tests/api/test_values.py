@@ -57,6 +57,8 @@ BAD = [
     ("/v1/rollouts", {"env": "tone-v0", "n": 1, "sampling": {"stop_token_ids": [2**70]}}, "sampling.stop_token_ids.0"),
     ("/v1/rollouts", {"env": "tone-v0", "n": 1, "sampling": {"stop_token_ids": [2**40]}}, "sampling.stop_token_ids.0"),
     ("/v1/rollouts", {"env": "tone-v0", "n": 1, "sampling": {"stop_token_ids": [-1]}}, "sampling.stop_token_ids.0"),
+    ("/v1/sessions", {"limits": {"episode_timeout": 5e-324}}, "limits.episode_timeout"),
+    ("/v1/rollouts", {"env": "tone-v0", "n": 1, "limits": {"turn_timeout": 1e-9}}, "limits.turn_timeout"),
     ("/v1/rollouts", {"env": "\ud800"}, "env"),
     ("/v1/runs", {"env": "tone-v0", "config": {"model": "\ud800"}}, "config.model"),
     ("/v1/runs", {"env": "tone-v0", "config": {"learning_rate": float("inf")}}, "config.learning_rate"),

@@ -132,6 +132,7 @@ def _readings(core: ServiceCore, hub: SessionHub, rolling: RolloutHub) -> list[t
         ("relax_media_processes_ended", "Decoding processes that an item ended.", "", {"": float(core.decoders.killed)}),
         ("relax_paused", "Whether the service is paused.", "", {"": float(not core.gate.is_set())}),
         ("relax_requests_reading", "Large requests that wait for a thread.", "", {"": float(core.work.waiting)}),
+        *core.refusals.readings(),
         ("relax_rollouts_playing", "Rollouts under way.", "", {"": float(rolling.playing)}),
         ("relax_engine_up", "Whether an engine answers.", "engine", {e["url"]: float(e["up"]) for e in engines}),
         ("relax_engine_calls", "Calls in flight.", "engine", {e["url"]: float(e["running"]) for e in engines}),

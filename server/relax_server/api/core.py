@@ -56,6 +56,8 @@ ENV_THREADS, MEDIA_THREADS, DATABASE_THREADS = 512, 4, 4
 DATABASE_LIMIT = 60.0
 """Seconds that the database may take for one call."""
 
+READ_BYTES = 1 << 20
+"""Bytes that an answer is reckoned to hold before it is known."""
 MEDIA_LIMIT = 120.0
 """Seconds to hash or to write one media item."""
 
@@ -310,6 +312,19 @@ class ServiceCore:
         except EpisodeTimeout as error:
             message = f"the database did not answer within {DATABASE_LIMIT:g} s; what was asked for may be done all the same"
             raise JournalError(message) from error
+
+    async def read(self, key: Key, function: Callable[[], T]) -> T:
+        """Call something that reads the database and makes an answer of what it finds, large as it may be: in threads that the
+        keys share fairly.
+
+        Raises:
+            ServiceUnavailable: too much of the key's work waits already.
+            JournalError: what it raises, or it did not come back in time.
+        """
+        try:
+            return await self.work.call(key.id, READ_BYTES, function)
+        except EpisodeTimeout as error:
+            raise JournalError("the database did not answer in time") from error
 
     async def own_run(self, run: str, key: Key) -> None:
         """Use the name of a run for a key; it belongs to the key that uses it first.

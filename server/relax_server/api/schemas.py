@@ -14,6 +14,8 @@ from relax_server.json_form import as_json
 
 SEED_BITS = 53
 """Bits of a seed: what a JSON number holds exactly."""
+LEAST_SECONDS = 0.01
+"""Seconds of the shortest time limit that a request may set: nothing is done in less."""
 FREE_BYTES = 1 << 20
 """Bytes of an object of any form, as JSON."""
 
@@ -54,11 +56,11 @@ class LimitsBody(Body):
 
     max_turns: int | None = Field(default=None, ge=1, le=100_000)
     max_tokens: int | None = Field(default=None, ge=1, le=1 << 24)
-    reset_timeout: float | None = Field(default=None, gt=0, le=86_400)
-    turn_timeout: float | None = Field(default=None, gt=0, le=86_400)
-    step_timeout: float | None = Field(default=None, gt=0, le=86_400)
-    score_timeout: float | None = Field(default=None, gt=0, le=86_400)
-    episode_timeout: float | None = Field(default=None, gt=0, le=604_800)
+    reset_timeout: float | None = Field(default=None, ge=LEAST_SECONDS, le=86_400)
+    turn_timeout: float | None = Field(default=None, ge=LEAST_SECONDS, le=86_400)
+    step_timeout: float | None = Field(default=None, ge=LEAST_SECONDS, le=86_400)
+    score_timeout: float | None = Field(default=None, ge=LEAST_SECONDS, le=86_400)
+    episode_timeout: float | None = Field(default=None, ge=LEAST_SECONDS, le=604_800)
 
 
 class EngineBody(Body):

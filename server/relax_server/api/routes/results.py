@@ -14,6 +14,7 @@ from relax_server.api.keys import LOCAL
 from relax_server.api.trajectories import whole_trajectory
 from relax_server.gateway.errors import unknown
 from relax_server.gateway.wire import json_response, read_body
+from relax_server.json_form import as_json
 
 router = APIRouter()
 
@@ -24,10 +25,17 @@ async def trajectory(core: Core, key: Caller, id: Annotated[str, Path(max_length
 
     Who needs no key sees what belongs to none.
     """
-    found = await core.ask(core.journal.owned_trajectory, id)
-    if found is None or not (found[1] == key.id or (found[1] is None and key is LOCAL) or key.may("admin")):
+
+    def read() -> bytes | None:
+        found = core.journal.owned_trajectory(id)
+        if found is None or not (found[1] == key.id or (found[1] is None and key is LOCAL) or key.may("admin")):
+            return None
+        return as_json(whole_trajectory(found[0]))
+
+    told = await core.read(key, read)
+    if told is None:
         raise unknown("trajectory", id)
-    return json_response(whole_trajectory(found[0]))
+    return Response(told, media_type="application/json")
 
 
 @router.get("/v1/media/{sha256}")
