@@ -50,10 +50,12 @@ class InsideService:
 
 
 @contextlib.asynccontextmanager
-async def service_inside(processor: Processor, folder: Path, journal: str | None = None) -> AsyncIterator[InsideService]:
+async def service_inside(
+    processor: Processor, folder: Path, journal: str | None = None, **settings: Any
+) -> AsyncIterator[InsideService]:
     """Start one and end it."""
     engine = ScriptedEngine(processor)
-    config = ServiceConfig(folder=folder, journal=journal)
+    config = ServiceConfig(folder=folder, journal=journal, **settings)
     folder_of(config)
     core = ServiceCore(config, processor, EnginePool([engine]))
     app = make_app(core)

@@ -12,14 +12,17 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin
 
 import httpx
 import openai
 import pytest
 import websockets
+from postgres_server import PostgresServer
 from relax_server.api.keys import KeyRing
 from relax_server.api.settings import ServiceConfig
+from relax_server.journal import claims
 from relax_server.journal.sql import SqlJournal
 from service_process import Service, start
 from websockets.sync.client import connect
@@ -70,24 +73,42 @@ def start_behind(folder: Path, service: Service, *more: str) -> Service:
 @pytest.fixture(params=["nginx", "caddy"])
 def port(request: pytest.FixtureRequest, tmp_path: Path, behind: Service, certificate: tuple[Path, Path]) -> Iterator[int]:
     """Where the proxy listens."""
-    program = shutil.which(request.param) or shutil.which(request.param, path="/usr/sbin")
+    example, at = {"nginx": "nginx.conf", "caddy": "Caddyfile"}[request.param], {"127.0.0.1:8000": behind.url}
+    with proxy(request.param, example, tmp_path, certificate, at) as listening:
+        yield listening
+
+
+@contextlib.contextmanager
+def proxy(name: str, example: str, folder: Path, certificate: tuple[Path, Path], at: dict[str, str]) -> Iterator[int]:
+    """A real proxy with an example of the documentation.
+
+    Args:
+        name: `nginx` or `caddy`.
+        example: its file.
+        folder: for its own files.
+        certificate: of gym.example, and its key.
+        at: URLs of the services, by the address that the example has for each.
+
+    Yields:
+        The port that it listens on.
+    """
+    program = shutil.which(name) or shutil.which(name, path="/usr/sbin")
     if program is None:
-        pytest.skip(f"{request.param} is not installed on this machine: apt install {request.param}")
-    listening, (pem, key), upstream = free_port(), certificate, behind.url.removeprefix("http://")
-    if request.param == "nginx":
-        text = (EXAMPLES / "nginx.conf").read_text().replace("listen 443", f"listen 127.0.0.1:{listening}")
+        pytest.skip(f"{name} is not installed on this machine: apt install {name}")
+    listening, (pem, key), text = free_port(), certificate, (EXAMPLES / example).read_text()
+    for said, url in at.items():
+        assert said in text
+        text = text.replace(said, url.removeprefix("http://"))
+    if name == "nginx":
+        text = text.replace("listen 443", f"listen 127.0.0.1:{listening}")
         text = text.replace("/etc/ssl/gym.example.pem", str(pem)).replace("/etc/ssl/gym.example.key", str(key))
-        command = nginx(program, tmp_path, text.replace("127.0.0.1:8000", upstream))
+        command = nginx(program, folder, text)
     else:
-        text = (
-            (EXAMPLES / "Caddyfile")
-            .read_text()
-            .replace("gym.example {", f"https://gym.example:{listening} {{\n\ttls {pem} {key}")
-        )
-        config = tmp_path / "Caddyfile"
-        config.write_text("{\n\tadmin off\n\tauto_https disable_redirects\n}\n" + text.replace("127.0.0.1:8000", upstream))
+        text = text.replace("\ngym.example {", f"\nhttps://gym.example:{listening} {{\n\ttls {pem} {key}")
+        config = folder / "Caddyfile"
+        config.write_text("{\n\tadmin off\n\tauto_https disable_redirects\n}\n" + text)
         command = [program, "run", "--config", str(config), "--adapter", "caddyfile"]
-    with running(command, tmp_path, listening):
+    with running(command, folder, listening):
         yield listening
 
 
@@ -189,6 +210,107 @@ def test_a_root_path_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="allowed: a path as /relax"):
             ServiceConfig(tmp_path, root_path=wrong)
     assert ServiceConfig(tmp_path, root_path="/v1x/tools").root_path
+
+
+class Honest:
+    """A client of sessions that tries again what a proxy or a service could not do, for as long as it makes sense."""
+
+    def __init__(self, port: int, certificate: tuple[Path, Path], key: str) -> None:
+        trust = ssl.create_default_context(cafile=str(certificate[0]))
+        self.http = httpx.Client(verify=trust, base_url=f"https://127.0.0.1:{port}", timeout=30)
+        self.key = key
+        self.kept: list[str] = []
+        """Trajectories that were told as durable."""
+        self.lost: list[str] = []
+        """Sessions that no service knew any more."""
+
+    def ask(self, method: str, path: str, key: str | None = None, **more: Any) -> httpx.Response:
+        headers = {"Host": "gym.example", "Authorization": f"Bearer {key or self.key}"} | more.pop("headers", {})
+        end, last = time.monotonic() + 90, ""
+        while True:
+            try:
+                answer = self.http.request(method, path, headers=headers, extensions={"sni_hostname": "gym.example"}, **more)
+                if answer.status_code not in (429, 502, 503, 504):
+                    return answer
+                last = f"{answer.status_code} {answer.text}"
+            except httpx.TransportError as error:
+                last = repr(error)
+            assert time.monotonic() < end, f"{method} {path} was never answered: {last}"
+            time.sleep(0.1)
+
+    def play(self) -> str:
+        """One session from its opening to its end; returns its id."""
+        opened = self.ask("POST", "/v1/sessions", json={"sampling": {"max_new_tokens": 1}}).json()
+        id, secret = opened["id"], opened["key"]
+        asked = {"json": {"messages": HELLO}, "key": secret}
+        for step in (
+            lambda: self.ask("POST", f"/v1/sessions/{id}/openai/v1/chat/completions", **asked),
+            lambda: self.ask("POST", "/v1/openai/v1/chat/completions", **asked),
+            lambda: self.ask("POST", f"/v1/sessions/{id}/finish"),
+        ):
+            answer = step()
+            if answer.status_code in (401, 404):
+                assert "it was not opened at this server, or that was killed" in answer.json()["error"]["message"]
+                self.lost.append(id)
+                return id
+            assert answer.status_code == 200, answer.text
+        self.kept.append(answer.json()["trajectory_id"])
+        return id
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["nginx", "caddy"])
+def test_one_of_two_services_behind_a_proxy_is_killed(
+    name: str, tmp_path: Path, service: Service, postgres: PostgresServer, certificate: tuple[Path, Path]
+) -> None:
+    """Sessions find their service; what was told as durable stays; the other one plays the rollout of the one that is gone."""
+    journal = SqlJournal(url := postgres.make())
+    secret, _ = KeyRing(journal).create("anybody", ["run"])
+    groups_key, _ = KeyRing(journal).create("rollouts", ["run"])  # which has places of its own
+    with service.client() as client:
+        engine = client.get("/v1/models").json()["engines"][0]["url"]
+    options = ("--engine", engine, "--journal", url, "--proxy", "127.0.0.1", "--allowed-host", "gym.example")
+    two = {mark: start(tmp_path / mark, *options, "--name", mark, "--drain-seconds", "0", key=secret) for mark in "ab"}
+    at = {f"10.0.0.{n}:8000": it.url for n, it in enumerate(two.values(), 1)}
+    example, groups = {"nginx": "nginx-two.conf", "caddy": "Caddyfile-two"}[name], 600
+    try:
+        with proxy(name, example, tmp_path, certificate, at) as port:
+            honest = Honest(port, certificate, secret)
+            begun = {honest.play().partition("~")[2] for _ in range(8)}
+            assert begun == {"a", "b"} and len(honest.kept) == 8 and not honest.lost
+            body = {"env": "tone-v0", "n": groups, "group_size": 2, "sampling": {"max_new_tokens": 1}}
+            once: dict[str, Any] = {"key": groups_key, "json": body, "headers": {"Idempotency-Key": "once"}}
+            rollout = honest.ask("POST", "/v1/rollouts", **once).json()
+            with journal.reading("see who plays") as connection:
+                claim = claims.current(connection, f"rollout/{rollout['id']}")
+            assert claim is not None
+            dead = next(mark for mark, it in two.items() if (it.folder / "server.id").read_text() == claim.holder.id)
+            waiting = [honest.ask("POST", "/v1/sessions", json={}).json() for _ in range(6)]
+            while not journal.trajectories(rollout["id"], limit=1):
+                time.sleep(0.02)
+            two[dead].process.kill()
+            two[dead].process.wait(30)
+            for _ in range(6):
+                assert honest.play().endswith(f"~{({'a', 'b'} - {dead}).pop()}") and not honest.lost
+            for opened in waiting:
+                asked = honest.ask("GET", f"/v1/sessions/{opened['id']}")
+                assert asked.status_code == (404 if opened["id"].endswith(f"~{dead}") else 200), asked.text
+            end = time.monotonic() + 240
+            while (told := honest.ask("GET", f"/v1/rollouts/{rollout['id']}", groups_key).json())["state"] != "completed":
+                assert time.monotonic() < end, told
+                time.sleep(0.2)
+            assert told["counts"] == {"groups": groups, "done": groups, "unusable": 0, "trajectories": 2 * groups}
+            assert honest.ask("POST", "/v1/rollouts", **once).json()["id"] == rollout["id"]
+            assert len(honest.kept) == 14
+            for id in honest.kept:
+                assert honest.ask("GET", f"/v1/trajectories/{id}").json()["status"] == "completed"
+        rows = journal.trajectories(rollout["id"], limit=4 * groups)
+        assert len(rows) == len({row.id for row in rows}) == 2 * groups
+    finally:
+        for it in two.values():
+            if it.process.poll() is None:
+                it.stop()
+        journal.close()
 
 
 def test_the_page_shows_the_example_that_is_tested() -> None:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import httpx
+import psutil
 import pytest
-from relax_server.api.keys import Key
+from relax_server.api.keys import Key, KeyRing
 from relax_server.api.quotas import TOKENS, FairSlots, KeyRates
 from relax_server.api.workers import quotas
 from relax_server.api.workers.quotas import SharedRates, shared_slots
 from relax_server.gateway.errors import ApiError
+from relax_server.journal.sql import SqlJournal
+from relax_server.models.catalog import resolve_model
+from relax_server.models.processor import Processor
 from sample_groups import ManualClock
+from scripted_server import ScriptedServer
+from service_process import start as start_service
 from worker_places import Workers, workers_in_one_loop
 
 WAIT, TOTAL = 20.0, 100
@@ -187,3 +198,58 @@ async def test_tokens_of_all_workers_are_counted_within_the_bound(workers: Worke
     assert spend(each[0]) == 0
     each[0].take(KEY, -300)
     await until(lambda: levels() == [300.0] * 3)
+
+
+@pytest.mark.nightly
+def test_processes_share_the_places_of_a_key_whichever_of_them_is_killed(tmp_path: Path) -> None:
+    journal = SqlJournal(tmp_path / "journal.db")
+    secret, _ = KeyRing(journal).create("alice", ["run"], episodes=KEY.episodes)
+    journal.close()
+    engine = ScriptedServer(Processor.load(resolve_model("relax/tiny-omni")))
+    engine.start()
+    engine.repeats("A")
+    service = start_service(tmp_path, "--workers", "2", "--engine", engine.url, "--drain-seconds", "0", key=secret)
+    open_: list[str] = []
+
+    def fill(asking: int = 3 * KEY.episodes) -> int:
+        """Open sessions all at once; returns how many were refused."""
+
+        def one(_: int) -> int:
+            while True:
+                with service.client() as client, contextlib.suppress(httpx.TransportError):
+                    answer = client.post("/v1/sessions", json={})
+                    if answer.status_code != 503:
+                        assert answer.status_code in (201, 429), answer.text
+                        if answer.status_code == 201:
+                            open_.append(answer.json()["id"])
+                        return answer.status_code
+                time.sleep(0.1)
+
+        with ThreadPoolExecutor(asking) as threads:
+            return list(threads.map(one, range(asking))).count(429)
+
+    def kill(worker: int) -> None:
+        """Kill a worker, and wait until it is back."""
+        children = psutil.Process(service.process.pid).children()
+        [process for process in children if "relax_server.api.workers.process" in process.cmdline()][worker].kill()
+        end = time.monotonic() + 60
+        with service.client() as client:
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    if client.get(f"/v1/sessions/s_{f'{worker}.' if worker else ''}ab").status_code == 404:
+                        break
+                assert time.monotonic() < end
+                time.sleep(0.1)
+        open_[:] = [id for id in open_ if ("." in id) != bool(worker)]
+
+    try:
+        assert fill() == 2 * KEY.episodes and len(open_) == KEY.episodes
+        assert {"." in id for id in open_} == {True, False}
+        for worker in (1, 0):
+            kill(worker)
+            assert 0 < len(open_) < KEY.episodes
+            fill()
+            assert len(open_) == KEY.episodes
+    finally:
+        service.stop()
+        engine.stop()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from relax_server.api import holding
 from relax_server.api.environments.source import EnvSource
-from relax_server.api.keys import LOCAL
+from relax_server.api.keys import LOCAL, KeyRing
 from relax_server.api.rollout_store import Rollout, RolloutStore
 from relax_server.models.processor import Processor
 from service_inside import InsideService, service_inside
@@ -36,8 +36,8 @@ async def two(
     monkeypatch.setattr(holding, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(holding, "LAPSE_SECONDS", 1.0)
     async with (
-        service_inside(processor, tmp_path / "one", journal) as one,
-        service_inside(processor, tmp_path / "other", journal) as other,
+        service_inside(processor, tmp_path / "one", journal, name="one") as one,
+        service_inside(processor, tmp_path / "other", journal, name="other") as other,
     ):
         yield one, other
 
@@ -117,3 +117,41 @@ async def test_what_is_registered_at_one_is_known_and_listed_at_the_other(two: t
     assert await listed() == {"theirs-v0"} and await one.core.envs.knows("theirs-v0")
     await one.core.envs.remove("theirs-v0", LOCAL)
     assert await listed() == set()
+
+
+async def test_a_session_s_id_and_key_say_where_it_is_and_the_other_service_says_that_it_is_not_there(
+    two: tuple[InsideService, InsideService],
+) -> None:
+    one, other = two
+    session = await one.played()
+    assert session["id"].endswith("~one") and session["key"].endswith("~one")
+    missing = await other.finish(session)
+    assert missing.status_code == 404 and "not opened at this server, or that was killed" in missing.json()["error"]["message"]
+    KeyRing(other.core.journal).create("anybody", ["run"])
+    other.core.locked = True
+    refused = await other.http.get(f"/v1/sessions/{session['id']}", headers={"Authorization": f"Bearer {session['key']}"})
+    assert refused.status_code == 401 and "no session has this key: it was not opened" in refused.json()["error"]["message"]
+
+
+async def test_a_key_that_is_revoked_at_one_ends_its_session_and_its_rollout_at_the_other(
+    two: tuple[InsideService, InsideService],
+) -> None:
+    one, other = two
+    admin = {"Authorization": f"Bearer {KeyRing(one.core.journal).create('root', ['admin'])[0]}"}
+    secret, key = KeyRing(one.core.journal).create("anybody", ["run"])
+    mine = {"Authorization": f"Bearer {secret}"}
+    one.core.locked = other.core.locked = True
+    one.engine.hold.clear()
+    session = (await one.http.post("/v1/sessions", json={}, headers=mine)).json()
+    rollout = (await one.http.post("/v1/rollouts", json=BODY, headers=mine)).json()
+    path = f"/v1/rollouts/{rollout['id']}"
+    await until(lambda: len(one.engine.running) == GROUPS)
+    assert (await other.http.delete(f"/v1/keys/{key.id}", headers=admin)).status_code == 200
+    await stopped(one)
+    async with asyncio.timeout(60):
+        while (ended := (await other.http.get(path, headers=admin)).json())["state"] != "cancelled":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert "revoked" in ended["error"]
+    await until(lambda: one.hub.open_count == 0)
+    refused = await one.finish(session)
+    assert refused.status_code == 401

@@ -8,7 +8,7 @@ from starlette.requests import HTTPConnection
 
 from relax_server.api.core import ServiceCore
 from relax_server.api.keys import LOCAL, Key, Right
-from relax_server.api.sessions import UNKNOWN, AnySession, ExternalSession, SessionHub, still_open
+from relax_server.api.sessions import SECRET, UNKNOWN, AnySession, ExternalSession, SessionHub, still_open
 from relax_server.gateway.errors import ApiError, unknown
 from relax_server.gateway.wire import bearer
 from relax_server.log_ids import add_ids
@@ -60,6 +60,8 @@ async def _key(secret: str, core: ServiceCore) -> Key:
 def _wrong(secret: str) -> str:
     if not secret:
         return "this service wants a key: send `Authorization: Bearer <key>`"
+    if secret.startswith(SECRET):
+        return f"no session has this key{UNKNOWN}"
     return "this key is unknown, revoked or expired"
 
 

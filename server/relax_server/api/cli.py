@@ -42,6 +42,7 @@ def serve(
         bool, typer.Option(help="The engines can read FOLDER/media: send them paths, not bytes with every call.")
     ] = False,
     journal: Annotated[str | None, typer.Option(help="Database URL; default: a file in the folder.")] = None,
+    name: Annotated[str, typer.Option(help="Ends the ids of its sessions, for a proxy in front of several services.")] = "",
     threads: Annotated[int, typer.Option(help="Threads of the engine that is started.")] = 1,
     workers: Annotated[
         int, typer.Option(help="Processes that answer requests, for a machine with several cores; they share everything else.")
@@ -128,6 +129,7 @@ def serve(
         port=port,
         no_keys=no_keys,
         journal=journal,
+        name=name,
         threads=threads,
         workers=workers,
         drain_seconds=drain_seconds,

@@ -45,6 +45,8 @@ KEPT = 4096
 """Ended sessions that are durable and whose outcome is remembered."""
 MOST_WAITING = 1024
 """Sessions that have ended and cannot be made durable, until no more are opened."""
+SECRET = "rls_"
+"""Begins the keys of sessions."""
 UNKNOWN = ": it was not opened at this server, or that was killed or restarted since; open a new one"
 logger = logging.getLogger(__name__)
 
@@ -355,7 +357,7 @@ class SessionHub:
         seed = opening.seed if opening.seeded else None
         index = self._tasks.pick(rows, (key.id, spec.id, opening.split), opening.task_index, seed)
         row = rows.row(index) if rows.at_hand else await core.media_threads.call(rows.row, index, limit=60.0)
-        id, secret = (f"s_{core.place.marked(secrets.token_hex(8))}", f"rls_{core.place.marked(secrets.token_urlsafe(32))}")
+        id, secret = (f"s_{self._marked(secrets.token_hex(8))}", f"{SECRET}{self._marked(secrets.token_urlsafe(32))}")
         task = EpisodeTask(
             split=opening.split,
             task_index=index,
@@ -380,6 +382,10 @@ class SessionHub:
             session.cancel()
             raise
         return session, secret, messages
+
+    def _marked(self, random: str) -> str:
+        """The random part of an id or a key, in which worker and service are named."""
+        return self.core.config.signed(self.core.place.marked(random))
 
     def get(self, id: str) -> AnySession:
         """A session by its id.

@@ -41,6 +41,8 @@ class ServiceConfig:
     """Processes that answer requests; they share the port, the folder, the journal and the engines."""
     no_keys: bool = False
     """Callers may go without a key though there are, or were, some; only at an address that this machine alone can reach."""
+    name: str = ""
+    """Ends the ids and keys of its sessions, so that a proxy in front of several services finds theirs; empty: there is one."""
     journal: str | None = None
     """URL or file; None: `journal.db` in `folder`."""
     threads: int = 1
@@ -107,6 +109,8 @@ class ServiceConfig:
             raise ConfigError(f"ServiceConfig.workers = {self.workers}; allowed: 1 to {MOST_WORKERS}")
         if self.workers > 1 and sys.platform != "linux":
             raise ConfigError(f"ServiceConfig.workers = {self.workers}; allowed on {sys.platform}: 1, as others need Linux")
+        if not re.fullmatch("[a-z0-9]{0,16}", self.name):
+            raise ConfigError(f"ServiceConfig.name = {self.name!r}; allowed: at most 16 small letters a to z and digits")
         if self.no_keys and self.exposed:
             raise ConfigError(
                 f"ServiceConfig.no_keys = True with host = {self.host} and proxies = {self.proxies}; "
@@ -123,6 +127,10 @@ class ServiceConfig:
             raise ConfigError(f"ServiceConfig.keep_events_days = {self.keep_events_days}; allowed: above 0 days")
         if not 0 <= self.drain_seconds < math.inf:
             raise ConfigError(f"ServiceConfig.drain_seconds = {self.drain_seconds}; allowed: 0 seconds or more")
+
+    def signed(self, random: str) -> str:
+        """The random part of a session's id or key, such that a proxy sees which service has the session."""
+        return f"{random}~{self.name}" if self.name else random
 
     @property
     def loopback(self) -> bool:
