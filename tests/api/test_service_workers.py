@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -12,13 +13,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hosted_envs
 import httpx
+import numpy as np
 import psutil
 import pytest
+from relax_server.api.keys import KeyRing
+from relax_server.journal.sql import SqlJournal
 from relax_server.models.catalog import resolve_model
 from relax_server.models.processor import Processor
 from scripted_server import ScriptedServer
 from service_process import Service, start
+
+import relax_sdk as relax
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -35,8 +42,12 @@ def engine() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[Service]:
-    """A service of two workers."""
-    it = start(tmp_path_factory.mktemp("two"), "--workers", "2", "--engine", engine, "--drain-seconds", "1")
+    """A service of two workers, and a key to it."""
+    folder = tmp_path_factory.mktemp("two")
+    journal = SqlJournal(folder / "journal.db")
+    secret, _ = KeyRing(journal).create("root", ["admin"])
+    journal.close()
+    it = start(folder, "--workers", "2", "--engine", engine, "--drain-seconds", "1", key=secret)
     yield it
     it.stop()
 
@@ -169,6 +180,54 @@ def models(client: httpx.Client, session: dict[str, Any]) -> list[str]:
     return [row["url"] for row in client.get("/v1/models").json()["engines"]]
 
 
+class Count(relax.Env):
+    """Played in this process."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return [relax.Image.from_array(np.full((28, 28, 3), 9, np.uint8)), f"in process {os.getpid()}"], {}
+
+    def step(self, action: relax.AssistantMessage) -> Any:
+        return None, 1.5, True, False, {}
+
+
+def test_an_environment_that_this_process_hosts_is_played_by_both_workers(two: Service) -> None:
+    with two.client() as http:
+        unknown = [http.get(f"/v1/sessions/{session['id']}") and refused(http) for session in sessions(http)]
+        assert unknown == ["environment_not_found"] * 2
+    for _ in range(2):  # the second time by another host
+        with relax.host(Count, two.url, id="count-here", key=two.key), relax.Client(two.url, two.key) as client:
+            seen = set()
+            for _ in range(4):
+                with client.session("count-here", sampling={"max_new_tokens": 1}) as session:
+                    seen.add(worker({"id": session.id}))
+                    assert session.observation[0]["content"][1]["text"] == f"in process {os.getpid()}"
+                    session.step(session.chat(session.observation))
+                    assert session.finish().reward == 1.5
+            assert seen == {0, 1}
+    with two.client() as http:
+        assert {refused(http) for _ in range(4)} == {"environment_not_found"}, "both know at once that the host has gone"
+
+
+def refused(http: httpx.Client) -> str:
+    """Why no session of the hosted environment is opened."""
+    answer = http.post("/v1/sessions", json={"env": "count-here"})
+    return answer.json()["error"]["code"]
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_an_environment_that_is_registered_or_replaced_is_known_to_both_workers_at_once(two: Service) -> None:
+    with two.client() as http, relax.Client(two.url, two.key) as client:
+        for env, shown in ((hosted_envs.Echo, "shade"), (Count, "in process"), (hosted_envs.Echo, "shade")):
+            client.upload_env(env, id="changing")
+            for _ in range(2):
+                told = http.post("/v1/sessions", json={"env": "changing"}).json()
+                assert shown in str(told["observation"]), told
+        client.remove_env("changing")
+        codes = {http.post("/v1/sessions", json={"env": "changing"}).json()["error"]["code"] for _ in range(4)}
+        assert codes == {"environment_not_found"}
+
+
 def test_rollouts_live_in_the_first_worker(two: Service) -> None:
     with two.client() as client:
         both = sessions(client)
@@ -203,8 +262,12 @@ def test_a_killed_worker_comes_back_and_the_other_goes_on(two: Service) -> None:
 
 
 def test_sigterm_drains_all_workers(tmp_path: Path, engine: str) -> None:
-    it = start(tmp_path / "service", "--workers", "2", "--engine", engine, "--drain-seconds", "2")
+    file, token = tmp_path / "token", "a-token-that-nobody-else-may-read"
+    file.write_text(token)
+    options = ("--engine", engine, "--engine-token-file", str(file), "--drain-seconds", "2")
+    it = start(tmp_path / "service", "--workers", "2", *options)
     processes = workers(it)
+    assert all(token not in f"{process.cmdline()} {process.environ()}" for process in processes)
     with it.client() as client:
         both = sessions(client)
         for session in both:

@@ -121,6 +121,7 @@ class ServiceCore:
             *(journal, self.store, self.database, self.media_threads, logs, config.worker_limits, sandbox),
             take=self.take_media,
             meter=self.worker_meter,
+            place=self.place,
         )
         self.slots = shared_slots(config.concurrency, self.place)
         self.turn = asyncio.Lock()
@@ -144,8 +145,6 @@ class ServiceCore:
         self._splits: dict[str, tuple[EnvSpec, dict[str, KeptRows]]] = {}
         self._refs: dict[tuple[Kind | None, str], MediaRef] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self.relay_url = ""
-        """Address of the relay, for the processes of training runs; known when the service listens."""
         self.draining = False
         """No new episodes are begun."""
 

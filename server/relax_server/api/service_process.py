@@ -103,7 +103,7 @@ class ServiceProcess:
             ready: called when requests are answered.
         """
         settle()
-        self.core.relay_url = f"ws://{near_address(listener)}/v1/relay"
+        self.core.envs.others.relay_url = f"ws://{near_address(listener)}/v1/relay"
 
         def listening() -> None:
             if self._handover is not None:

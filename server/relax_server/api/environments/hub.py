@@ -21,7 +21,9 @@ from relax_sdk.errors import EnvError, JournalError, RelaxError
 from relax_sdk.hosting.protocol import Description
 from relax_sdk.media import Kind, MediaRef, MediaStore
 from relax_sdk.registry import NAME, EnvSpec, get_spec, list_envs
+from relax_server.api.environments.elsewhere import OtherWorkers
 from relax_server.api.environments.limits import WorkerLimits
+from relax_server.api.environments.relay_link import RelayLink
 from relax_server.api.environments.sandbox import Sandbox, SandboxUnavailable
 from relax_server.api.environments.sockets import AWAY_SECONDS, SocketLink
 from relax_server.api.environments.source import EnvSource, python_version
@@ -29,6 +31,7 @@ from relax_server.api.environments.worker import WorkerLink
 from relax_server.api.freeform import FREE
 from relax_server.api.keys import Key
 from relax_server.api.quotas import KeyMeter
+from relax_server.api.workers.place import WorkerPlace
 from relax_server.gateway.errors import ApiError, bad, unknown
 from relax_server.journal.schema import envs
 from relax_server.journal.sql import SqlJournal
@@ -52,11 +55,11 @@ class Entry:
     """An environment that came from outside."""
 
     spec: EnvSpec
-    link: WorkerLink | SocketLink
+    link: WorkerLink | SocketLink | RelayLink
     owner: str
     """Id of a key."""
     kind: str
-    """`import`, `package`, `upload` or `hosted`."""
+    """`import`, `package`, `upload`, `hosted`, or `relayed`: hosted at another worker."""
     description: Description
 
 
@@ -64,7 +67,7 @@ class EnvHub:
     """Finds environments by name. Belongs to one event loop.
 
     Registered ones are in the database and thus known to every server on it; hosted ones only to the server that their host
-    is connected to.
+    is connected to, and to all its workers.
 
     Args:
         journal: whose database it is.
@@ -76,6 +79,7 @@ class EnvHub:
         sandbox: in which workers run.
         take: checks and stores an item, given the id of the key that it came with.
         meter: finds who is charged for the workers of a key, given its id.
+        place: of this process among the workers of the service.
     """
 
     def __init__(
@@ -89,11 +93,13 @@ class EnvHub:
         sandbox: Sandbox,
         take: Callable[[Kind, bytes, str], Awaitable[MediaRef]],
         meter: Callable[[str], Awaitable[KeyMeter]],
+        place: WorkerPlace,
     ) -> None:
         self._journal, self._store, self._database = journal, store, database
         self._in_thread: InThread = threads.call
         self._logs, self.limits, self._sandbox = logs, limits, sandbox
         self._take, self._meter = take, meter
+        self.others = OtherWorkers(place, store.root, self._hosted_here, lambda env: self._looked.pop(env, None))
         self._entries: dict[str, Entry] = {}
         self._looked: dict[str, float] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -171,7 +177,7 @@ class EnvHub:
             rows.append(row | {"splits": about.splits, "tools": [tool["function"]["name"] for tool in about.tools]})
             if isinstance(entry.link, WorkerLink):
                 rows[-1] |= {"workers_ended": entry.link.ended, "last_end": entry.link.how or None}
-            else:
+            elif isinstance(entry.link, SocketLink):
                 rows[-1] |= {"connected": entry.link.there}
         return rows
 
@@ -249,7 +255,7 @@ class EnvHub:
         self._claim(description.id, key)
         link = SocketLink(description, key.id, self._store, self._in_thread, self._take_for(key.id))
         self._entries[description.id] = Entry(hosted_spec(description, link), link, key.id, "hosted", description)
-        self._tell()
+        self._tell(description.id)
         if self._looking is None:
             self._looking = asyncio.get_running_loop().create_task(self._look())
         return link
@@ -310,24 +316,25 @@ class EnvHub:
     async def _replace(self, entry: Entry) -> None:
         old = self._entries.get(entry.spec.id)
         self._entries[entry.spec.id] = entry
-        self._tell()
+        self._tell(entry.spec.id)
         if old is not None:
             await self._let_go(old)
 
     async def _forget(self, env: str) -> None:
         old = self._entries.pop(env, None)
         if old is not None:
-            self._tell()
+            self._tell(env)
             await self._let_go(old)
 
     async def _let_go(self, entry: Entry) -> None:
-        if isinstance(entry.link, WorkerLink):
-            await entry.link.close()
-        else:
+        if isinstance(entry.link, SocketLink):
             entry.link.give_up()
             await entry.link.drop()
+        else:
+            await entry.link.close()
 
-    def _tell(self) -> None:
+    def _tell(self, env: str) -> None:
+        self.others.tell(env)
         told, self.changed = self.changed, asyncio.Event()
         told.set()
 
@@ -349,14 +356,28 @@ class EnvHub:
         self._looked[env] = time.monotonic()
         entry = self._entries.get(env)
         if found is None:
-            if entry is not None and entry.kind != "hosted":
-                await self._forget(env)
+            await self._relay(env, entry)
             return
         owner, source, description = found
         if entry is not None and isinstance(entry.link, WorkerLink) and entry.link.source == source:
             return
         link = self._worker(source, owner)
         await self._replace(Entry(hosted_spec(description, link), link, owner, source.kind, description))
+
+    async def _relay(self, env: str, entry: Entry | None) -> None:
+        """Find an environment that nobody has registered at the worker that its host is connected to, or forget it."""
+        if entry is not None and entry.kind == "hosted":
+            return
+        found = await self.others.find(env, entry.link if entry is not None else None)
+        if found is None:
+            await self._forget(env)
+        elif entry is None or entry.link is not found[0]:
+            link, owner, description = found
+            await self._replace(Entry(hosted_spec(description, link), link, owner, "relayed", description))
+
+    def _hosted_here(self, env: str) -> SocketLink | None:
+        entry = self._entries.get(env)
+        return entry.link if entry is not None and isinstance(entry.link, SocketLink) else None
 
     async def load(self) -> None:
         """Learn which names are registered, at whichever server, and which no more. Workers start when they are needed."""

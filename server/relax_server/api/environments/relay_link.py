@@ -1,4 +1,4 @@
-"""`RelayLink`: from the processes of a run to an environment that its service plays."""
+"""`RelayLink`: from the processes of a run, or from another worker, to an environment that the service plays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RelayLink(HostLink):
     Args:
         env: its name at the service.
         url: of the service's relay.
-        secret: the run's own key to it.
+        secret: the run's or the worker's own key to it.
         media: the service's folder of media, which is also that of the run.
     """
 
@@ -38,6 +38,18 @@ class RelayLink(HostLink):
 
     def __reduce__(self) -> Any:
         return RelayLink, (self.env, self.url, self._secret, self.media)
+
+    def leads_as(self, other: RelayLink) -> bool:
+        """Whether another one leads to the same host."""
+        return (self.env, self.url, self._secret) == (other.env, other.url, other._secret)
+
+    async def close(self) -> None:
+        """Hang up: what is asked fails."""
+        if self._listening is not None:
+            self._listening.cancel()
+        if self._session is not None:
+            await self._session.close()
+        self.lost(f"environment {self.env} is played no more")
 
     async def send(self, message: FromService) -> None:
         if self._opening is None:

@@ -120,9 +120,10 @@ async def file(trainings: Trainings, run: Run, name: Annotated[str, Path(max_len
 
 @router.websocket("/v1/relay")
 async def relay(socket: WebSocket) -> None:
-    """Pass an environment that this service plays on to the processes of runs."""
+    """Pass an environment that this service plays on to the processes of runs, and to other workers."""
     trainings: TrainingHub = socket.app.state.trainings
-    env = trainings.relayed(bearer(socket))
+    secret = bearer(socket)
+    env = trainings.relayed(secret) or trainings.core.envs.others.relayed(secret)
     if env is None:
         await socket.close(UNAUTHORISED, "no such run")
         return

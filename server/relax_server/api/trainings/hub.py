@@ -365,7 +365,7 @@ class TrainingHub:
             return Start(env=body.env, **common)
         secret = f"rlr_{secrets.token_urlsafe(32)}"
         self._relays[f"{training.id} {do}"] = body.env, secret
-        return Start(relayed=Relayed(description, self.core.relay_url, secret), **common)
+        return Start(relayed=Relayed(description, self.core.envs.others.relay_url, secret), **common)
 
     def _host_there(self, training: Training) -> bool:
         with contextlib.suppress(ApiError):
