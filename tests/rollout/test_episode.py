@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from episode_envs import Count, env_with, only, returning
+from relax_server.rollout import session
 
 import relax_sdk as relax
 from relax_sdk import Status
@@ -83,6 +84,13 @@ async def test_plain_methods_run_in_a_thread_unless_the_class_says_they_are_quic
 async def test_an_episode_with_too_many_turns_is_truncated_and_scored(bench):
     trajectory, _ = await only(bench, Count, kwargs={"turns": 99}, max_turns=3)
     assert trajectory.status is Status.TRUNCATED and len(trajectory.turns) == 3 and trajectory.reward == 1.5
+
+
+async def test_an_episode_that_holds_too_many_tokens_is_over(bench, monkeypatch):
+    monkeypatch.setattr(session, "MOST_IDS", 150)
+    trajectory, _ = await only(bench, Count, kwargs={"turns": 99}, max_turns=50)
+    held = [len(turn.prompt_ids) + len(turn.response_ids) for turn in trajectory.turns]
+    assert trajectory.status is Status.TRUNCATED and sum(held[:-1]) < 150 <= sum(held) and trajectory.reward
 
 
 async def test_the_environment_can_truncate(bench):

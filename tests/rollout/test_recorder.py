@@ -1,6 +1,7 @@
 """Token recording: whatever an episode says and shows, what is trained on is exactly what was sampled."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,22 @@ def call(recorder: TokenRecorder, messages: list[Message], ids: list[int], **cha
     generation = dataclasses.replace(generation, **changes)
     made = recorder.record(prompt, generation, [m.ref for m in prompt.media], "scripted://a", 0.0)
     return recorder.answer(plan, prompt, made)
+
+
+def test_turns_that_go_on_share_their_tokens() -> None:
+    """Each keeps its whole prompt: as integers of its own they took 35 bytes a token."""
+    text = Processor.load(resolve_model("relax/tiny-qwen3"))
+    recorder, messages = TokenRecorder(Renderer(text)), [Message("user", (Text("look here"),))]
+    for _ in range(4):
+        plan = recorder.plan(messages)
+        prompt = recorder.prompt(plan, [])
+        seen = [int(str(id)) for id in prompt.expanded]  # other objects, as what an engine sends
+        generation = Generation(seen, [300, text.eos_ids[-1]], [-0.5, -0.5], [VersionSpan(0, 0, 2)], "stop")
+        made = recorder.record(prompt, generation, [], "scripted://a", 0.0)
+        assert made.prompt_ids is prompt.ids and made.prompt_ids == seen
+        messages = [*messages, recorder.answer(plan, prompt, made), Message("user", (Text("on"),))]
+    for before, after in itertools.pairwise(turn.prompt_ids for turn in recorder.turns):
+        assert max(after) > 256 and all(a is b for a, b in zip(before, after, strict=False))
 
 
 def trajectory(recorder: TokenRecorder) -> Trajectory:

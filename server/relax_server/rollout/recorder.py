@@ -163,7 +163,8 @@ class TokenRecorder:
             if call is not None and n < len(messages):
                 piece = self.renderer.append(messages[n:], call.closed)
                 ids = call.prompt.ids + call.turn.response_ids
-                expanded = call.turn.prompt_ids + call.turn.response_ids
+                same = call.turn.prompt_ids is call.prompt.ids
+                expanded = ids if same else call.turn.prompt_ids + call.turn.response_ids
                 return PromptPlan(messages, ids, expanded, call.prompt.media, piece, tools, tools_key)
         return PromptPlan(messages, [], [], [], self.renderer.prompt(messages, tools, tools_key), tools, tools_key)
 
@@ -179,10 +180,10 @@ class TokenRecorder:
         """
         if plan.piece is None:
             return RecordedPrompt(plan.messages, plan.base_ids, plan.base_expanded, plan.base_media)
-        expanded = self.renderer.expanded(plan.piece, features)
-        return RecordedPrompt(
-            plan.messages, plan.base_ids + plan.piece.ids, plan.base_expanded + expanded, plan.base_media + plan.piece.media
-        )
+        expanded, ids = self.renderer.expanded(plan.piece, features), plan.base_ids + plan.piece.ids
+        same = expanded == plan.piece.ids and (plan.base_expanded is plan.base_ids or not plan.base_ids)
+        whole = ids if same else plan.base_expanded + expanded
+        return RecordedPrompt(plan.messages, ids, whole, plan.base_media + plan.piece.media)
 
     def record(
         self,
@@ -209,7 +210,7 @@ class TokenRecorder:
         """
         self._check_prompt(prompt, generation.prompt_ids)
         turn = Turn(
-            prompt_ids=generation.prompt_ids,
+            prompt_ids=prompt.expanded,  # as the engine saw it; its integers are those of the turn before, not as many new ones
             response_ids=generation.response_ids,
             response_logprobs=generation.logprobs,
             weight_versions=generation.weight_versions,

@@ -21,6 +21,10 @@ from relax_server.rollout.environment import EnvRunner, named_error
 from relax_server.rollout.policy.base import Policy
 from relax_server.rollout.task import EpisodeTask
 
+MOST_IDS = 1 << 24
+"""Token ids that the turns of one episode may hold together: each keeps its whole prompt, so they grow with the square of the
+number of turns."""
+
 
 class State(StrEnum):
     """The state of an episode that has not ended; it ends in one of `relax_sdk.trajectory.Status`."""
@@ -60,6 +64,8 @@ class EpisodeSession:
         self.extra_info: dict[str, Any] = {}
         """Facts that are kept with the trajectory's `info`."""
         self.timings: defaultdict[str, float] = defaultdict(float)
+        self._held = 0
+        """Token ids of all turns."""
         self._enter = enter
 
     # ----------------------------------------------------------------------------------------------------- protocol
@@ -124,7 +130,10 @@ class EpisodeSession:
         try:
             if len(policy.turns) >= limit:
                 raise EpisodeOver(f"the episode has reached max_turns = {limit}")
+            if self._held >= MOST_IDS:
+                raise EpisodeOver(f"the episode's prompts and answers hold {self._held} tokens; allowed: {MOST_IDS}")
             answer = await policy.ask(messages, options or CallOptions())
+            self._held += len(answer.turn.prompt_ids) + len(answer.turn.response_ids)
         except EpisodeOver as over:
             self.limit_reached = over
             raise
