@@ -12,12 +12,14 @@ import msgspec
 import pytest
 from relax_server.api import holding
 from relax_server.api.environments.source import EnvSource
+from relax_server.api.holding import Holding
 from relax_server.api.keys import LOCAL, KeyRing
 from relax_server.api.rollout_store import Rollout, RolloutStore
+from relax_server.api.trainings.store import TrainingStore
 from relax_server.models.processor import Processor
 from service_inside import InsideService, service_inside
 
-from relax_sdk.errors import JournalError
+from relax_sdk.errors import ClaimLost, JournalError
 from relax_sdk.hosting.protocol import Description
 
 GROUPS = 12
@@ -155,3 +157,25 @@ async def test_a_key_that_is_revoked_at_one_ends_its_session_and_its_rollout_at_
     await until(lambda: one.hub.open_count == 0)
     refused = await one.finish(session)
     assert refused.status_code == 401
+
+
+async def test_a_training_run_is_cancelled_at_the_other_service_which_says_where_its_files_are(
+    two: tuple[InsideService, InsideService],
+) -> None:
+    one, other = two
+    store = TrainingStore(one.core.journal, one.core.identity.id, Holding("training", one.core.holder))
+    row = dict(
+        id="t_1", key=LOCAL.id, idempotency_key=None, step=7, request={"env": "tone-v0"}, state="running", created_at=1.0
+    )
+    training, _ = await one.core.ask(store.insert, row, LOCAL)
+    assert await state_of(other, "/v1/runs/t_1") == "running"
+    files = await other.http.get("/v1/runs/t_1/files")
+    assert files.status_code == 409 and one.core.identity.id in files.json()["error"]["message"]
+    assert (await other.http.delete("/v1/runs/t_1")).json()["state"] == "cancelled"
+    training.state = "completed"
+    with pytest.raises(ClaimLost):
+        await one.core.ask(store.note, training)
+    await other.core.events.flush()
+    assert [e.data["state"] for e in await one.core.events.after("run/t_1", 0)] == ["cancelled"]
+    again = await other.http.post("/v1/runs/t_1/resume")
+    assert again.status_code == 409 and again.json()["error"]["code"] == "elsewhere"
