@@ -13,6 +13,8 @@ from relax_server.guard import new_token
 
 if TYPE_CHECKING:
     from relax_server.engines.process import ServerProcess
+    from relax_server.engines.sglang.process import SglangProcess
+    from relax_server.engines.vllm.process import VllmProcess
 
 app = typer.Typer(no_args_is_help=True, help="Engines that run on their own, and those of a training run.")
 add_commands(app)
@@ -56,26 +58,20 @@ def sglang(
     from relax_server.engines.sglang.process import SglangProcess
 
     if install:
-        typer.echo(f"SGLang can be used: {build(python, typer.echo)}")
-        return
-    process = SglangProcess(
-        model,
-        log,
-        EngineSettings(
-            python=python,
-            media_root=media_root,
-            dtype=dtype,
-            threads=threads,
-            host=host,
-            port=port,
-            token=_token(token_file),
-            max_total_tokens=max_total_tokens,
-            return_routed_experts=routed_experts,
-            flags=tuple(context.args),
-        ),
-        progress=lambda what: typer.echo(f"sglang: {what}"),
+        return typer.echo(f"SGLang can be used: {build(python, typer.echo)}")
+    settings = EngineSettings(
+        python=python,
+        media_root=media_root,
+        dtype=dtype,
+        threads=threads,
+        host=host,
+        port=port,
+        token=_token(token_file),
+        max_total_tokens=max_total_tokens,
+        return_routed_experts=routed_experts,
+        flags=tuple(context.args),
     )
-    _keep(process, f"sglang: {model}", 600.0, restarts)
+    _keep_installed(SglangProcess, "sglang", model, log, settings, restarts)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -100,24 +96,18 @@ def vllm(
     from relax_server.engines.vllm.process import VllmProcess
 
     if install:
-        typer.echo(f"vLLM can be used: {build(python, typer.echo)}")
-        return
-    process = VllmProcess(
-        model,
-        log,
-        EngineSettings(
-            python=python,
-            dtype=dtype,
-            threads=threads,
-            host=host,
-            port=port,
-            token=_token(token_file),
-            max_total_tokens=max_total_tokens,
-            flags=tuple(context.args),
-        ),
-        progress=lambda what: typer.echo(f"vllm: {what}"),
+        return typer.echo(f"vLLM can be used: {build(python, typer.echo)}")
+    settings = EngineSettings(
+        python=python,
+        dtype=dtype,
+        threads=threads,
+        host=host,
+        port=port,
+        token=_token(token_file),
+        max_total_tokens=max_total_tokens,
+        flags=tuple(context.args),
     )
-    _keep(process, f"vllm: {model}", 600.0, restarts)
+    _keep_installed(VllmProcess, "vllm", model, log, settings, restarts)
 
 
 @app.command()
@@ -158,6 +148,14 @@ def _token(file: Path | None) -> str:
     from relax_server.engines.tokens import read_token
 
     return read_token(file) or new_token()
+
+
+def _keep_installed(
+    process: type[SglangProcess] | type[VllmProcess], name: str, model: str, log: Path, settings: EngineSettings, restarts: int
+) -> None:
+    """Run a server of an environment of its own, which says how far it is with starting."""
+    started = process(model, log, settings, progress=lambda what: typer.echo(f"{name}: {what}"))
+    _keep(started, f"{name}: {model}", 600.0, restarts)
 
 
 def _keep(process: ServerProcess, name: str, start_seconds: float, restarts: int) -> None:
