@@ -265,25 +265,26 @@ async def unread(target: Target) -> None:
 
 
 async def uploaded_code(target: Target) -> None:
-    """An environment that takes memory, begins processes and keeps processors busy. It is refused (403, 503) where there is no
+    """Environments that take memory, begin processes and keep processors busy. They are refused (403, 503) where there is no
     sandbox, unless the service was started with `--trust-uploads`."""
     from relax_sdk.client.upload import uploadable
-
-    body = orjson.dumps(uploadable(Eater, "eater"))  # pyright: ignore[reportArgumentType]
+    from relax_sdk.registry import EnvSpec
 
     async def play(what: str) -> None:
+        env = f"eater-{what}"
+        if "id" not in await target.json("POST", "/v1/envs", uploadable(EnvSpec(env, Eater, [{"what": what}]), env)):
+            return
         while target.going:
-            path = await target.session(env="eater", limits={"step_timeout": 2.0, "reset_timeout": 20.0})
+            path = await target.session(env=env, limits={"step_timeout": 2.0})
             if not path:
                 await asyncio.sleep(0.2)
                 continue
-            action = {"action": {"role": "assistant", "content": what}}
-            await target.json("POST", f"{path}/step", action)
+            await target.json("POST", f"{path}/openai/v1/chat/completions", CHAT)
+            await target.json("POST", f"{path}/step", {"action": {"role": "assistant", "content": "go on"}})
             await target.send("DELETE", path)
+        await target.send("DELETE", f"/v1/envs/{env}")
 
-    if "id" in await target.json("POST", "/v1/envs", body):
-        await asyncio.gather(*(play(what) for what in ("memory", "processes", "processor") for _ in range(2)))
-        await target.send("DELETE", "/v1/envs/eater")
+    await asyncio.gather(*map(play, ("memory", "processes", "processor")))
     for status in ("502", "504"):  # how an environment that fails, or takes too long, is told
         if count := target.seen.pop(status, 0):
             target.seen[f"env {status}"] = count

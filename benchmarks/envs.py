@@ -59,18 +59,19 @@ class EchoAsync(Echo):
 
 
 class Eater(relax.Env):
-    """Takes without end what an action names: `memory`, `processes`, or a `processor`."""
+    """Takes without end what its task names: `memory`, `processes`, or a `processor`."""
 
     def reset(self, *, seed=None, options=None):  # type: ignore[override]
         super().reset(seed=seed)
+        self.what = options["task"]["what"]  # type: ignore[index]
         return "what next?", {}
 
     def step(self, action):  # type: ignore[override]
         taken = []
         while True:
-            if action.text == "memory":
+            if self.what == "memory":
                 taken.append(b"a" * (16 << 20))
-            elif action.text == "processes" and os.fork() == 0:
+            elif self.what == "processes" and os.fork() == 0:
                 time.sleep(60)
 
 

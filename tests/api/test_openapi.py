@@ -70,6 +70,8 @@ def test_whatever_is_sent_is_answered(fuzzed: Service, examples: int, seconds: f
     command += ["--request-timeout", str(LIMIT), "--continue-on-failure", "--suppress-health-check", "all", "--no-color"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=os.environ | more, cwd=fuzzed.folder)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
+    generated = re.search(r"(\d+) generated", done.stdout)
+    assert generated is not None and int(generated[1]) >= (10_000 if examples == MANY else operations), done.stdout[-4000:]
     tested = re.search(r"(\d+) selected / (\d+) total", done.stdout)
     assert tested is not None and int(tested[1]) == int(tested[2]) == operations, done.stdout[-4000:]
 
