@@ -135,9 +135,11 @@ def running(command: list[str], tmp_path: Path, listening: int) -> Iterator[None
                 break
         assert process.poll() is None and time.monotonic() < end, log.read_text()
         time.sleep(0.05)
-    yield
-    process.terminate()
-    process.wait(20)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 async def test_a_service_behind_a_proxy(port: int, behind: Service, certificate: tuple[Path, Path]) -> None:
