@@ -245,4 +245,6 @@ class KeyRing:
 
 
 def _key(row: dict[str, Any]) -> Key:
-    return Key(**{field.name: row[field.name] for field in fields(Key)} | {"rights": frozenset(row["rights"])})
+    values: dict[str, Any] = {field.name: row[field.name] for field in fields(Key)}
+    values["rights"] = frozenset(row["rights"])
+    return Key(**values)

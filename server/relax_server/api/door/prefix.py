@@ -38,5 +38,5 @@ class WholePath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in _TYPES:
-            scope = scope | {"path": scope["root_path"] + scope["path"]}
+            scope = {**scope, "path": scope["root_path"] + scope["path"]}
         await self.app(scope, receive, send)
