@@ -223,7 +223,11 @@ def test_open_files_bound_connections(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"connections": 0}, {"header_seconds": 0}, {"body_seconds": float("inf")}, {"json_bytes": 10}]
+    "wrong",
+    [
+        *({"connections": 0}, {"header_seconds": 0}, {"body_seconds": float("inf")}, {"json_bytes": 10}),
+        *({"read_seconds": 0}, {"unread_bytes": 10}, {"refusals_per_second": 0}),
+    ],
 )
 def test_limits_that_make_no_sense_are_refused(wrong) -> None:
     with pytest.raises(relax.ConfigError, match=next(iter(wrong))):
