@@ -14,7 +14,7 @@ LONG = 64 << 10
 SLICE = 1 << 20
 """Bytes that are looked at together."""
 DIGITS = 6
-"""Of the number of a text that was cut out."""
+"""Digits that hold the number of a text that was cut out."""
 HEAD = 128
 """First bytes of a text, which may be those of a data URI."""
 

@@ -129,7 +129,7 @@ async def test_an_item_that_takes_too_much_of_the_processor_is_refused():
 
 
 def meter_of(seconds: int) -> KeyMeter:
-    """Of a key that has so many seconds; no time goes by."""
+    """A meter of a key that has so many seconds; no time goes by."""
     return KeyMeter(KeyRates(WORKER_SECONDS, lambda: 0.0), Key("k", "k", frozenset(), 1, 1, worker_seconds_per_hour=seconds))
 
 
