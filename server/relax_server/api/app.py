@@ -21,6 +21,7 @@ from relax_sdk.errors import RelaxError
 from relax_server.api.auth import known_caller, session_called
 from relax_server.api.core import ServiceCore
 from relax_server.api.door.front import in_front
+from relax_server.api.external_session import ExternalSession
 from relax_server.api.log_rotation import LogRotation
 from relax_server.api.loop_watch import LoopWatch
 from relax_server.api.metrics import ServiceState
@@ -32,7 +33,7 @@ from relax_server.api.routes import docs, engines, envs, health, keys, pausing, 
 from relax_server.api.routes.one_call import OneCallRoute
 from relax_server.api.routes.session_socket import SessionSocket
 from relax_server.api.service_pause import ServicePause
-from relax_server.api.sessions import ExternalSession, SessionHub
+from relax_server.api.sessions import SessionHub
 from relax_server.api.trainings.hub import TrainingHub
 from relax_server.gateway.chat_route import ChatRoute
 from relax_server.gateway.errors import ApiError, as_api_error, invalid

@@ -7,8 +7,9 @@ import contextlib
 from starlette.requests import HTTPConnection
 
 from relax_server.api.core import ServiceCore
+from relax_server.api.external_session import AnySession, ExternalSession, still_open
 from relax_server.api.keys import LOCAL, Key, Right
-from relax_server.api.sessions import SECRET, UNKNOWN, AnySession, ExternalSession, SessionHub, still_open
+from relax_server.api.sessions import SECRET, UNKNOWN, SessionHub
 from relax_server.gateway.errors import ApiError, unknown
 from relax_server.gateway.wire import bearer
 from relax_server.log_ids import add_ids

@@ -12,11 +12,12 @@ from starlette.requests import Request
 
 from relax_server.api.auth import caller, session_of
 from relax_server.api.core import ServiceCore
+from relax_server.api.external_session import AnySession, ExternalSession, still_open
 from relax_server.api.keys import LOCAL, Key
 from relax_server.api.readiness import Readiness
 from relax_server.api.rollouts import RolloutHub
 from relax_server.api.service_pause import ServicePause
-from relax_server.api.sessions import AnySession, ExternalSession, SessionHub, still_open
+from relax_server.api.sessions import SessionHub
 from relax_server.api.trainings.hub import TrainingHub
 from relax_server.gateway.errors import ApiError
 

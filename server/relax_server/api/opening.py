@@ -6,9 +6,10 @@ import secrets
 from typing import Any
 
 from relax_server.api.core import ServiceCore
+from relax_server.api.external_session import ExternalSession, Opening
 from relax_server.api.keys import Key
 from relax_server.api.schemas import SEED_BITS, SessionBody
-from relax_server.api.sessions import ExternalSession, Opening, SessionHub, default_run
+from relax_server.api.sessions import SessionHub, default_run
 from relax_server.gateway.wire import on_wire
 
 

@@ -10,9 +10,10 @@ from starlette.routing import Route
 
 from relax_server.api.auth import caller
 from relax_server.api.core import ServiceCore
+from relax_server.api.external_session import ExternalSession
 from relax_server.api.opening import open_session
 from relax_server.api.schemas import SessionBody
-from relax_server.api.sessions import ExternalSession, SessionHub
+from relax_server.api.sessions import SessionHub
 from relax_server.engines.base import Generation
 from relax_server.gateway.chat_route import ChatRoute
 from relax_server.gateway.openai_chat import ModelCall

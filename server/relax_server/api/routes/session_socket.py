@@ -17,11 +17,12 @@ from relax_sdk.media import MediaKey, MediaRef
 from relax_sdk.storable import check_storable
 from relax_server.api.auth import caller, session_of, watched
 from relax_server.api.core import ServiceCore
+from relax_server.api.external_session import AnySession, ExternalSession, still_open
 from relax_server.api.key_watch import REASON_LENGTH, UNAUTHORISED, hang_up
 from relax_server.api.keys import Key
 from relax_server.api.opening import open_session
 from relax_server.api.schemas import SessionBody
-from relax_server.api.sessions import AnySession, ExternalSession, SessionHub, still_open
+from relax_server.api.sessions import SessionHub
 from relax_server.gateway import openai_chat
 from relax_server.gateway.bodies import RewardBody, StepBody, checked
 from relax_server.gateway.errors import ApiError, as_api_error, bad
