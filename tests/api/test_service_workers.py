@@ -65,14 +65,14 @@ def worker(session: dict[str, Any]) -> int:
     return int(number) if mark else 0
 
 
-def sessions(client: httpx.Client) -> list[dict[str, Any]]:
+def sessions(client: httpx.Client, number: int = 2) -> list[dict[str, Any]]:
     """A session at each worker."""
     found: dict[int, dict[str, Any]] = {}
-    while len(found) < 2:
+    while len(found) < number:
         answer = client.post("/v1/sessions", json={"sampling": {"max_new_tokens": 1}})
         assert answer.status_code == 201, answer.text
         found.setdefault(worker(answer.json()), answer.json())
-    return [found[0], found[1]]
+    return [found[i] for i in range(number)]
 
 
 def ask(client: httpx.Client, session: dict[str, Any], at: str = "") -> httpx.Response:
@@ -284,13 +284,28 @@ def test_sigterm_drains_all_workers(tmp_path: Path, engine: str) -> None:
     assert log.count("ready at ") == 1
 
 
-def test_nothing_is_left_when_the_first_process_is_killed(tmp_path: Path) -> None:
-    it = start(tmp_path / "service", "--workers", "2")
-    processes = psutil.Process(it.process.pid).children(recursive=True)
-    assert len(workers(it)) == 2 and any("relax_server.engines.embedded" in p.cmdline() for p in processes)
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_engine_of_ours_that_is_killed_comes_back_and_nothing_is_left_when_the_first_process_is(
+    tmp_path: Path, number: int
+) -> None:
+    it = start(tmp_path / "service", "--workers", str(number))
+    engine = next(p for p in psutil.Process(it.process.pid).children() if "relax_server.engines.embedded" in p.cmdline())
+    assert len(workers(it)) == (number if number > 1 else 0)
     with it.client() as client:
-        for session in sessions(client):
-            assert ask(client, session).status_code == 200, "the engine that is started answers both"
+        opened = sessions(client, number)
+        assert [ask(client, session).status_code for session in opened] == [200] * number
+        engine.kill()
+        assert [ask(client, session).status_code for session in opened] == [200] * number, "the calls wait for it"
+    processes = psutil.Process(it.process.pid).children(recursive=True)
+    it.process.kill()
+    it.process.wait(30)
+    until(lambda: all(gone(process) for process in processes))
+
+
+def test_nothing_is_left_when_the_first_process_is_killed(tmp_path: Path, engine: str) -> None:
+    it = start(tmp_path / "service", "--workers", "2", "--engine", engine)
+    processes = workers(it)
     it.process.kill()
     it.process.wait(30)
     until(lambda: all(gone(process) for process in processes))

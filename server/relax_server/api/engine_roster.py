@@ -100,6 +100,19 @@ class EngineRoster:
         if failed is not None:
             raise failed
 
+    async def replace(self, url: str, access: EngineAccess) -> None:
+        """Use an engine in place of one that has gone, and the others as before.
+
+        Args:
+            url: of the one that has gone.
+            access: the new one.
+
+        Raises:
+            EngineUnavailable: it does not answer.
+        """
+        self.remove(url, 0.0)
+        self.add(access, await access.connect())
+
     async def share(self, drain: float = 0.0) -> None:
         """Let the other workers, and those that are started later, use these engines and no others.
 

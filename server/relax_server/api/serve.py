@@ -62,7 +62,7 @@ async def _serve(config: ServiceConfig) -> None:
         watching = None
         if own is not None:
             give_up = lambda: signal.raise_signal(signal.SIGTERM)
-            watching = asyncio.create_task(own.watch(lambda _, access: service.core.engines.follow([access]), give_up))
+            watching = asyncio.create_task(own.watch(service.core.engines.replace, give_up))
         await service.run(listener)
         if watching is not None:
             watching.cancel()

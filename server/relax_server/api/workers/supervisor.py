@@ -31,7 +31,7 @@ START_SECONDS = 120.0
 """Seconds until a worker answers requests."""
 RESTARTS = 5
 """Starts of a worker in a row that came to nothing, before the service ends."""
-PAUSE, LONGEST_PAUSE = 0.5, 15.0
+PAUSE, LONGEST_PAUSE = 0.5, 5.0
 """Seconds before a worker that has ended is started again: at first, and when it ends again and again."""
 STEADY_SECONDS = 60.0
 """Seconds after which a worker that ends is taken to have been well."""
