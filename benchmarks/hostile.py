@@ -3,11 +3,11 @@
     python -m benchmarks.hostile [--attacks NAME …] [--seconds 10]
 
 `relax serve` runs with keys and a fake engine that answers at once. An honest tenant plays episodes of one turn all the time,
-eight at once; each attack of `benchmarks.attacks` is carried out beside it for some seconds, with another key that may play
-and upload, in a process of lowest priority, as an attacker brings processors of its own. Meanwhile `/healthz` is asked every
-50 ms, and the memory of the service and of all that it started is read. *Honest* is the honest tenant's episodes a second
-during the attack over those in the seconds before it. Any error at all is a failure of the honest tenant. In the end every
-trajectory that was acknowledged is asked for again. *Still open* is what a revoked key still had after five seconds.
+eight at once; each attack of `benchmarks.attacks` is carried out beside it for some seconds, with a key of its own that may
+play and upload, in a process of lowest priority, as an attacker brings processors of its own. Meanwhile `/healthz` is asked
+every 50 ms, and the memory of the service and of all that it started is read. *Honest* is the honest tenant's episodes a
+second during the attack over those in the seconds before it. Any error at all is a failure of the honest tenant. In the end
+every trajectory that was acknowledged is asked for again. *Still open* is what a revoked key still had after five seconds.
 """
 
 from __future__ import annotations
@@ -133,8 +133,9 @@ async def caller(url: str, key: str) -> AsyncIterator[aiohttp.ClientSession]:
 async def measure(server: Server, folder: Path, names: list[str], seconds: float) -> list[dict[str, Any]]:
     """All attacks, one after the other."""
     honest, watch, rows = Honest(), Watch(), []
-    keys = {"honest": new_key(folder, "honest"), "hostile": new_key(folder, "hostile", "run,upload")}
-    async with caller(server.url, keys["honest"]) as mine, caller(server.url, "") as anybody:
+    own = new_key(folder, "honest")
+    keys = {name: new_key(folder, name, "run,upload") for name in names}  # each attack begins with all of its key's quotas
+    async with caller(server.url, own) as mine, caller(server.url, "") as anybody:
         tasks = [asyncio.create_task(play(mine, honest)) for _ in range(PLAYERS)]
         tasks.append(asyncio.create_task(look(anybody, psutil.Process(server.pid), watch)))
         await asyncio.sleep(seconds / 2)  # everything has been done once
@@ -144,7 +145,7 @@ async def measure(server: Server, folder: Path, names: list[str], seconds: float
             before = (len(honest.acknowledged) - n) / (time.monotonic() - began)
             watch.reset()
             failures, began, n = honest.failures.total(), time.monotonic(), len(honest.acknowledged)
-            answers = await attack(name, server.url, keys["hostile"], folder, seconds)
+            answers = await attack(name, server.url, keys[name], folder, seconds)
             during = (len(honest.acknowledged) - n) / (time.monotonic() - began)
             wrong = sum(count for how, count in answers.items() if how.startswith("5") and how != "503")
             rows.append(
