@@ -74,7 +74,7 @@ class HttpEngine:
         payload = {**self._payload(request), "stream": True}
         try:
             async with self._open().post(
-                self.url + "/generate", data=orjson.dumps(payload), headers=JSON, timeout=aiohttp.ClientTimeout(total=timeout)
+                self.url + "/generate", data=orjson.dumps(payload), timeout=aiohttp.ClientTimeout(total=timeout)
             ) as response:
                 if response.status != 200:
                     raise self._refused("/generate", response.status, await response.read())
@@ -271,7 +271,7 @@ class HttpEngine:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
-            headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            headers = JSON | {"Authorization": f"Bearer {self._token}"} if self._token else JSON
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
         return self._session
 
@@ -309,7 +309,7 @@ class HttpEngine:
                 method,
                 self.url + path,
                 data=data,
-                headers={**JSON, **(headers or {})},
+                headers=headers,
                 timeout=aiohttp.ClientTimeout(total=timeout),
             ) as response:
                 raw = await response.read()

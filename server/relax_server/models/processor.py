@@ -167,13 +167,13 @@ class Processor:
         )
 
     def _template_message(self, message: Message) -> dict[str, Any]:
-        unknown = {m.kind for m in message.media} - self.modalities
-        if unknown:
-            raise TokenError(
-                f"the model {self.path.name} takes {sorted(self.modalities) or 'text only'}, not {sorted(unknown)}"
-            )
         content: Any = message.text
-        if message.media:
+        media = message.media
+        if media:
+            unknown = {m.kind for m in media} - self.modalities
+            if unknown:
+                takes = sorted(self.modalities) or "text only"
+                raise TokenError(f"the model {self.path.name} takes {takes}, not {sorted(unknown)}")
             content = [{"type": "text", "text": p.text} if isinstance(p, Text) else {"type": p.kind} for p in message.content]
         row: dict[str, Any] = {"role": message.role, "content": content}
         if message.tool_calls:
@@ -202,7 +202,7 @@ class Processor:
     def _rendered(self, text: str, messages: Sequence[Message]) -> Rendered:
         ids = self._encode(text)
         media = [item for message in messages for item in message.media]
-        found = [self._kinds[id] for id in ids if id in self._kinds]
+        found = [] if self._kinds.keys().isdisjoint(ids) else [self._kinds[id] for id in ids if id in self._kinds]
         if found != [m.kind for m in media]:
             raise TokenError(
                 f"{len(found)} media placeholders in the text ({', '.join(found) or 'none'}) for {len(media)} media "
