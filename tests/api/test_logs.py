@@ -51,7 +51,8 @@ def written(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Itera
         assert client.post(f"/v1/sessions/{session['id']}/finish").status_code == 200
         small = {"env": "tone-v0", "n": 1, "sampling": {"max_new_tokens": 1}}
         rollout = client.post("/v1/rollouts", json=small).json()["id"]
-        late = client.post("/v1/rollouts", json=small | {"limits": {"episode_timeout": 1e-6}, "max_retries": 0}).json()["id"]
+        long = {"sampling": {"max_new_tokens": 512}, "limits": {"episode_timeout": 0.01}, "max_retries": 0}
+        late = client.post("/v1/rollouts", json=small | long).json()["id"]
         for id in (rollout, late):
             follow(it, f"/v1/rollouts/{id}")
         assert client.get(f"/v1/nothing%0a{{}}?key={secret}").status_code == 404

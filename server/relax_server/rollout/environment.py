@@ -199,7 +199,8 @@ class EnvRunner:
 def named_error(where: str, error: BaseException, kind: type[EpisodeError] = EnvError) -> RelaxError:
     """`error` with the place in front; an error that is not ours becomes one of `kind`, with the line that raised it."""
     if isinstance(error, RelaxError) and type(error).__module__.partition(".")[0] in OURS:
-        named = RelaxError.__new__(type(error))
+        own: type[RelaxError] = type(error)
+        named = own.__new__(own)
         named.__dict__.update(error.__dict__)  # such as the status of a refusal
         named.args = (f"{where}: {error}",)
         return named
