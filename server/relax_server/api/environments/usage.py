@@ -12,6 +12,8 @@ import psutil
 
 FILE_BYTES, PIPE_BYTES = 1024, 1 << 16
 """Memory of the system for each file in `/tmp`, however small, and for each pipe that is full."""
+SOCKET, OWN_SOCKETS = "socket:", 1
+"""Begins the name of an open socket in `/proc`; each worker has one, to the service, which is none of its network's."""
 
 
 @dataclass
@@ -37,8 +39,9 @@ def usage_of(processes: list[psutil.Process], sandboxed: bool, network: bool) ->
             times = process.cpu_times()
             usage.cpu += times.user + times.system + times.children_user + times.children_system
     if sandboxed:
-        usage.memory += _written(processes) + _in_pipes_and_sockets(processes)
-        if not network and processes:
+        links = _pipes_and_sockets(processes)
+        usage.memory += _written(processes) + _held_by_system(links)
+        if not network and sum(link.startswith(SOCKET) for link in links) > OWN_SOCKETS:
             usage.memory += _on_the_way(processes[-1].pid)
     return usage
 
@@ -69,17 +72,22 @@ def _written(processes: list[psutil.Process]) -> int:
     return 0
 
 
-def _in_pipes_and_sockets(processes: list[psutil.Process]) -> int:
-    """Bytes that the system holds at most in open pipes and sockets: each counts as full, as nobody tells how full it is."""
+def _pipes_and_sockets(processes: list[psutil.Process]) -> set[str]:
+    """Names of the open pipes and sockets of processes, as `/proc` shows them; some other files are among them."""
     found: set[str] = set()
     for process in processes:
         with contextlib.suppress(OSError):
             for name in os.listdir(folder := f"/proc/{process.pid}/fd"):
                 with contextlib.suppress(OSError):
                     found.add(os.readlink(f"{folder}/{name}"))
+    return found
+
+
+def _held_by_system(links: set[str]) -> int:
+    """Bytes that the system holds at most in pipes and sockets: each counts as full, as nobody tells how full it is."""
     buffer = 2 * int(Path("/proc/sys/net/core/wmem_default").read_text())  # which the filter lets nobody enlarge
-    each = {"pipe:": PIPE_BYTES, "socket:": buffer}
-    return sum(size for link in found for kind, size in each.items() if link.startswith(kind))
+    each = {"pipe:": PIPE_BYTES, SOCKET: buffer}
+    return sum(size for link in links for kind, size in each.items() if link.startswith(kind))
 
 
 def _on_the_way(pid: int) -> int:
