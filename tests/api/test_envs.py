@@ -233,7 +233,7 @@ def test_the_processor_time_of_a_worker_is_charged_to_whoever_brought_it(locked:
             while True:
                 play.do("spin 2")
         with locked.client(secret) as http:  # which does not wait and try again
-            refused = http.post("/v1/sessions", json={"env": "greedy"} | ONE)
+            refused = http.post("/v1/sessions", json={"env": "greedy", **ONE})
         assert refused.status_code == 429 and "8 worker seconds an hour" in refused.text
         assert int(refused.headers["Retry-After"]) > 0
         few.remove_env("greedy")
