@@ -207,6 +207,15 @@ async def test_a_websocket_is_open_for_longer_than_headers_may_take() -> None:
         assert await talk.recv() == "still here"
 
 
+async def test_a_connection_is_kept_for_longer_than_clients_keep_theirs() -> None:
+    async with serving(Connections(DoorLimits(), 10)) as port:
+        reader, writer = await say(port, GET)
+        await asyncio.wait_for(reader.readuntil(b"200 OK"), WAIT)
+        await asyncio.sleep(5.5)  # httpx, and so the client of OpenAI, lets go of a connection after five seconds
+        writer.write(GET)
+        await asyncio.wait_for(reader.readuntil(b"200 OK"), WAIT)
+
+
 def test_no_address_may_have_all_connections() -> None:
     assert Connections(DoorLimits(), 400).each == 300 and Connections(DoorLimits(), 1).each == 1
     assert Connections(DoorLimits(connections_per_address=10), 400).each == 10

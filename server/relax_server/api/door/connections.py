@@ -21,6 +21,9 @@ from relax_server.gateway.errors import ApiError
 
 HEAD_BYTES = 64 << 10
 """Bytes of a request's line and headers."""
+KEPT_SECONDS = 75
+"""Seconds for which a connection stays open between two requests: longer than clients and proxies keep theirs (httpx 5 s,
+aiohttp 15 s, nginx 60 s), as a request that is sent while its connection is closed here fails."""
 LINGER_SECONDS, LINGERING = 1.0, 256
 """Seconds for which a refused connection stays half open, so that the client reads why; and how many do at once."""
 Awaited = Literal["headers", "body"]
@@ -110,6 +113,7 @@ class Connections:
         Returns:
             `config`.
         """
+        config.timeout_keep_alive = KEPT_SECONDS
         config.http = cast(Any, functools.partial(http or GuardedHttp, self))
         config.ws = cast(Any, functools.partial(GuardedWebSocket, self))
         return config
