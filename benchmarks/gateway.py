@@ -9,7 +9,7 @@ is the difference of the medians, above one caller mostly the wait for each othe
 
 With `--workers N` a service of N workers takes turns with one of a single worker. Then each caller has a connection of its own,
 as agents in processes of their own have, and client and engine are those of `benchmarks.plain_http`, so that they leave the
-cores to the service; *CPU* and memory are of all its processes.
+cores to the service; *CPU* and memory are of all its processes. The result is `gateway_workers`.
 
 With `--agentlightning` (`make .venv-peers`) the gateway of agentlightning 1.0.2 takes turns with it, between the same client
 and the same engine, whose OpenAI route it speaks; a rollout for each caller. It is started as its documentation says, with
@@ -248,7 +248,14 @@ def main() -> None:
             print(f"repetition {repetition + 1} of {args.times} done", flush=True)
     bars = {"CPU ms per call": "0.6", "relax: times the calls/s of agentlightning": "5, with 64 callers"}
     bars |= {"times one worker": "1.6, with two workers"}
-    save("gateway", table(seen), bars=bars, engine="fake", calls=args.calls, times=args.times)
+    save(
+        "gateway_workers" if args.workers else "gateway",
+        table(seen),
+        bars=bars,
+        engine="fake",
+        calls=args.calls,
+        times=args.times,
+    )
 
 
 if __name__ == "__main__":

@@ -108,10 +108,11 @@ class EngineRoster:
             access: the new one.
 
         Raises:
-            EngineUnavailable: it does not answer.
+            EngineUnavailable: it does not answer; nothing has changed.
         """
+        engine = await access.connect()
         self.remove(url, 0.0)
-        self.add(access, await access.connect())
+        self.add(access, engine)
 
     async def share(self, drain: float = 0.0) -> None:
         """Let the other workers, and those that are started later, use these engines and no others.

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 
+from relax_sdk.errors import EngineUnavailable
 from relax_server.api.engine_roster import EngineAccess
 from relax_server.api.logs import say
 from relax_server.api.settings import ServiceConfig
@@ -47,21 +48,26 @@ class OwnEngine:
             moved: told its old URL, and how it is reached now, if that has changed.
             give_up: called when it has ended too often.
         """
-        url, restarts = self._process.url, 0
-        while True:
-            code = await self._process.wait()
-            restarts += 1
-            if restarts > ENGINE_RESTARTS:
-                say(f"the engine ended {restarts} times; giving up. {await self._process.log_tail()}")
-                give_up()
-                return
-            say(f"the engine ended (exit code {code}); starting it again")
+        url, runs = self._process.url, True
+        for _ in range(ENGINE_RESTARTS):
+            if runs:
+                say(f"the engine ended (exit code {await self._process.wait()}); starting it again")
             await asyncio.sleep(RESTART_PAUSE)
             forget_tokens()
-            access = await self.start()
-            if access.url != url:
-                await moved(url, access)
-                url = access.url
+            try:
+                access = await self.start()
+                if access.url != url:
+                    await moved(url, access)
+                    url = access.url
+                runs = True
+            except EngineUnavailable as error:
+                say(f"the engine does not start: {error}")
+                await self._process.stop()
+                runs = False
+        if runs:
+            await self._process.wait()
+        say(f"the engine ended or did not start {ENGINE_RESTARTS + 1} times; giving up. {await self._process.log_tail()}")
+        give_up()
 
     def kill(self) -> None:
         """End it at once."""

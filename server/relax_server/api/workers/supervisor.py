@@ -122,7 +122,7 @@ class Supervisor:
         over = asyncio.create_task(self._over.wait())
         await asyncio.wait({starting, over}, return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
-        if not starting.done():
+        if self._told is not None:  # workers that it ended for that are no failure
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             return False
