@@ -88,7 +88,9 @@ async def test_a_service_that_hung_finds_its_rollout_played_and_stores_nothing_m
     one.engine.hold.set()
     await stopped(one)
     assert len(other.core.journal.trajectories(rollout["id"], limit=100)) == GROUPS
+    await stopped(other)  # which has said then that it is over
     await one.core.events.flush()
+    await other.core.events.flush()
     told = Counter(e.data.get("id", e.kind) for e in await other.core.events.after(f"rollout/{rollout['id']}", 0))
     assert len(told) == GROUPS + 3 and told.pop("running") == 2 and set(told.values()) == {1}
 
