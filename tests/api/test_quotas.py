@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 
 import pytest
-from relax_server.api.background import ROUNDS, Background
+from relax_server.api.background import LOOK, LULL, REQUESTS, ROUNDS, Background
 from relax_server.api.keys import Key
 from relax_server.api.quotas import MEDIA_BYTES, TOKENS, WORKER_SECONDS, AskedSlot, FairSlots, KeyMeter, KeyRates, Quota
 from relax_server.api.rollout_store import Rollout
@@ -164,7 +165,7 @@ def test_a_quota_is_whole_again_after_its_span_and_never_more(quota: Quota) -> N
 async def test_a_patient_call_waits_for_tokens_in_the_order_of_coming(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relax_server.api.quotas.LOOK_SECONDS", 0.0)
     clock, rates, key = tokens(60)
-    meter, order = KeyMeter(rates, key, Background()), list[str]()
+    meter, order = KeyMeter(rates, key, Background(), urgent=False), list[str]()
 
     async def call(name: str, size: int) -> None:
         await meter.reserve(size)
@@ -213,3 +214,30 @@ async def test_what_was_given_up_takes_no_turn_in_the_background() -> None:
         await asyncio.sleep(0)
     assert tasks[4].done() and not background._waiting
     await asyncio.wait_for(background.turn("b"), 5)
+
+
+async def test_while_the_loop_is_late_work_in_the_background_begins_for_some_requests_only() -> None:
+    background, begun, requests = Background(), 0, 0
+
+    async def work() -> None:
+        nonlocal begun
+        while True:
+            await background.turn("a")
+            begun += 1
+
+    working = asyncio.create_task(work())
+    end = time.monotonic() + 60
+    while requests < 20 * REQUESTS and time.monotonic() < end:
+        background.make_way()
+        requests += 1
+        time.sleep(2 * LOOK)  # noqa: ASYNC251 - the loop is late
+        for _ in range(2 * ROUNDS):
+            await asyncio.sleep(0)
+    assert 0 < begun <= requests / REQUESTS + 1
+    began = begun
+    for _ in range(100):  # late, too, and nobody asks
+        time.sleep(LULL / 50)  # noqa: ASYNC251
+        for _ in range(ROUNDS):
+            await asyncio.sleep(0)
+    assert begun > began + 50
+    working.cancel()

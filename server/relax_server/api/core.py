@@ -190,10 +190,10 @@ class ServiceCore:
         if missing:
             takes = ", ".join(sorted(self.processor.modalities)) or "text only"
             raise ConfigError(f"{spec.id} shows {', '.join(sorted(missing))}, but the model takes {takes}")
-        background = self.background if agent is None else None
-        stored = KeyMeter(self.media_rates, key, background)
+        urgent = agent is not None
+        stored = KeyMeter(self.media_rates, key, self.background, urgent)
         intake = self.intake.share(self.media_slots.of(key.id, MEDIA_THREADS // 2), stored)
-        meter = KeyMeter(self.rates, key, background)
+        meter = KeyMeter(self.rates, key, self.background, urgent)
         return RolloutContext(
             run=run,
             spec=spec,

@@ -286,12 +286,12 @@ class KeyMeter:
     Args:
         rates: of all keys.
         key: that is charged.
-        background: where what no request waits for stands in line, until something is left, too; None: somebody waits, and is
-            refused while nothing is left.
+        background: where what no request waits for stands in line; None: there is none such.
+        urgent: whether a request waits for it, and is refused while nothing is left; otherwise it waits for that, too.
     """
 
-    def __init__(self, rates: KeyRates, key: Key, background: Background | None = None) -> None:
-        self._rates, self._key, self._background = rates, key, background
+    def __init__(self, rates: KeyRates, key: Key, background: Background | None = None, urgent: bool = True) -> None:
+        self._rates, self._key, self._background, self._urgent = rates, key, background, urgent
 
     async def reserve(self, amount: float) -> None:
         """Take what something may use, before it is done.
@@ -299,10 +299,14 @@ class KeyMeter:
         Raises:
             ApiError: 429, if it does not wait.
         """
-        if self._background is not None:
+        if self._background is None:
+            self._rates.charge(self._key, amount)
+        elif self._urgent:
+            self._background.make_way()
+            self._rates.charge(self._key, amount)
+        else:
             await self._background.turn(self._key.id)
-            return await self._rates.wait(self._key, amount)
-        self._rates.charge(self._key, amount)
+            await self._rates.wait(self._key, amount)
 
     async def wait(self) -> None:
         """Wait until something is left."""

@@ -29,7 +29,7 @@ from relax_server.api.environments.printed import PrintedLines
 from relax_server.api.environments.sandbox import enclosed, environment
 from relax_server.api.environments.syscalls import filter_pipe
 from relax_server.api.environments.told import STEP, spent_line
-from relax_server.api.environments.usage import spent_by_children, usage_of
+from relax_server.api.environments.usage import Tree, spent_by_children, usage_of
 
 POLL = 0.2
 """Seconds between looks."""
@@ -168,16 +168,20 @@ def _watch(child: int, plan: WorkerPlan, told: Told) -> str:
     """Wait until the worker ends or must end; returns how."""
     limits, extra = plan.limits, 0 if plan.trusted else OF_BUBBLEWRAP
     spent, debt, last = 0.0, 0.0, time.monotonic()
+    tree = Tree(os.getpid())
     while True:
         if _service_gone():
             return "the service is gone"
         ended = _reap(child)
         if ended is not None:
             return ended
-        processes = psutil.Process().children(recursive=True)
+        processes = tree.look()
         if len(processes) > limits.processes + extra:  # before anything that takes time for each of them
             _halt(child, plan.trusted)
             return f"had {len(processes) - extra} processes; allowed: {limits.processes}"
+        if tree.rests(processes) and debt == 0:
+            last = time.monotonic()
+            continue
         usage = usage_of(processes, not plan.trusted, limits.network)
         if usage.memory > limits.memory:
             return f"used {usage.memory >> 20} MiB of memory; allowed: {limits.memory >> 20}"

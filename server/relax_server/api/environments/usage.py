@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import psutil
 
 FILE_BYTES, PIPE_BYTES = 1024, 1 << 16
 """Memory of the system for each file in `/tmp`, however small, and for each pipe that is full."""
+EVERY = 5
+"""Looks, one of which is thorough although nobody has computed."""
 SOCKET, OWN_SOCKETS = "socket:", 1
 """Begins the name of an open socket in `/proc`; each worker has one, to the service, which is none of its network's."""
 
@@ -22,6 +25,58 @@ class Usage:
 
     memory: int = 0
     cpu: float = 0.0
+
+
+class Tree:
+    """All processes that a process has started, and those that these have; looked for again and again.
+
+    The system tells the children of a thread in a file, where it does not all processes of the machine are asked.
+
+    Args:
+        root: the process that is not one of them.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._known: dict[int, psutil.Process] = {}
+        self._seen: dict[int, float] = {}
+        self._looks = 0
+
+    def look(self) -> list[psutil.Process]:
+        """Those that are there now, parents before their children."""
+        if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):
+            return psutil.Process(self._root).children(recursive=True)
+        known, self._known = self._known, {}
+        waiting = deque(_children(self._root))
+        while waiting:
+            pid = waiting.popleft()
+            with contextlib.suppress(psutil.Error):
+                process = known.get(pid)
+                self._known[pid] = process if process is not None and process.is_running() else psutil.Process(pid)
+                waiting.extend(_children(pid))
+        return list(self._known.values())
+
+    def rests(self, processes: list[psutil.Process]) -> bool:
+        """Whether they are the same as when this was asked last, and none has computed since; each `EVERY` looks it is denied.
+
+        The system counts in hundredths of a second: what somebody does in less is found a little later.
+        """
+        before, self._seen = self._seen, {}
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                self._seen[process.pid] = times.user + times.system
+        self._looks = self._looks + 1 if before == self._seen else 0
+        return self._looks % EVERY != 0
+
+
+def _children(pid: int) -> list[int]:
+    """Ids of the processes that the threads of a process have started."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
 
 
 def usage_of(processes: list[psutil.Process], sandboxed: bool, network: bool) -> Usage:
