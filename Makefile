@@ -42,9 +42,10 @@ test: $(STAMP)
 durations: $(STAMP)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=25 --write-durations
 
-# The tests that `make test` leaves out because they take long, a quarter of an hour in all.
+# The tests that `make test` leaves out because they take long, a an hour and a half on two cores.
 test-nightly: $(STAMP) .venv-processors
-	@RELAX_PROCESSORS_PYTHON=$(CURDIR)/.venv-processors/bin/python $(BIN)/python -m pytest -m nightly
+	@RELAX_PROCESSORS_PYTHON=$(CURDIR)/.venv-processors/bin/python \
+		$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=25 -m nightly
 
 lint: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python && $(BIN)/lint-imports

@@ -22,7 +22,7 @@ from service_process import MANY_REFUSALS, Service, start
 from sqlalchemy import insert
 
 HELLO = [{"role": "user", "content": "hello"}]
-EXAMPLES = 12
+EXAMPLES = 8
 """Random requests for each operation."""
 MANY = 250
 """The same at night: more than 10,000 requests in all."""

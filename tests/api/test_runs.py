@@ -110,6 +110,7 @@ def test_an_uploaded_environment_is_trained_on_in_a_worker(station: Service, san
     assert len(run.metrics) == 2 and Letter.steps == 0
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_without_whoever_began_it(station: Service, tmp_path: Path) -> None:
     """Ctrl-C leaves it alone; `fit(resume=True)` finds it again, and the history is whole."""
     script = tmp_path / "train.py"
@@ -173,6 +174,7 @@ def test_cancelled_and_taken_up_again(station: Service, tmp_path: Path) -> None:
         run.cancel()
 
 
+@pytest.mark.nightly
 def test_the_service_is_killed_and_the_run_goes_on(tmp_path: Path, service: Service) -> None:
     with service.client() as http:
         engine = http.get("/v1/models").json()["engines"][0]["url"]

@@ -121,6 +121,7 @@ def test_one_is_killed_and_the_other_goes_on(serve: Callable[[str], Service], jo
     assert len(rows) == len({row.id for row in rows}) == GROUPS * SIZE
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_started_again_goes_on_with_its_own(serve: Callable[[str], Service], journal: SqlJournal) -> None:
     one = serve("one")
     with relax.Client(one.url) as client:

@@ -99,6 +99,7 @@ async def test_engines_that_answer_wrongly_are_left_out_with_the_reason_and_trie
         await run.steps(2)
 
 
+@pytest.mark.nightly
 async def test_an_engine_that_loads_longer_than_a_step_takes_joins_all_the_same(tmp_path):
     async with faulty("loads slowly") as slow, going(tmp_path / "run") as run:
         slow.healed = run.controller.engines._slots["e1"].reach
@@ -110,6 +111,7 @@ async def test_an_engine_that_loads_longer_than_a_step_takes_joins_all_the_same(
     assert run.heard.warnings == []
 
 
+@pytest.mark.nightly
 async def test_a_trainer_that_is_ahead_of_slow_engines_has_only_its_newest_weights_loaded(tmp_path):
     async with faulty("loads slowly") as slow, going(tmp_path / "run", max_staleness=100) as run:
         slow.healed = run.controller.engines._slots["e1"].reach

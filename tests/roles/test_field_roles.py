@@ -127,6 +127,7 @@ def test_without_a_kl_term_no_reference_is_started(tmp_path):
     assert "advantages" in roles_of(queued) and "reference" not in roles_of(queued)
 
 
+@pytest.mark.nightly
 def test_each_role_that_is_killed_is_started_again_alone(tmp_path, local_run):
     killed: dict[str, int] = {}
 

@@ -60,6 +60,7 @@ def test_killing_each_process_loses_nothing(tmp_path):
     went_on(watch, run, 12, replaced=3)
 
 
+@pytest.mark.nightly
 def test_killing_what_is_just_being_started_loses_nothing(tmp_path):
     """The process that takes a dead one's place dies before it is ready."""
     killed: list[int] = []
@@ -82,6 +83,7 @@ def test_killing_what_is_just_being_started_loses_nothing(tmp_path):
     went_on(watch, run, 12, replaced=3)
 
 
+@pytest.mark.nightly
 def test_a_process_that_hangs_is_replaced(tmp_path, monkeypatch):
     from relax_server.roles import fleet, main_roles
 
