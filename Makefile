@@ -42,7 +42,7 @@ test: $(STAMP)
 durations: $(STAMP)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=25 --write-durations
 
-# The tests that `make test` leaves out because they take long, a an hour and a half on two cores.
+# The tests that `make test` leaves out because they take long, an hour on two cores.
 test-nightly: $(STAMP) .venv-processors
 	@RELAX_PROCESSORS_PYTHON=$(CURDIR)/.venv-processors/bin/python \
 		$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=25 -m nightly

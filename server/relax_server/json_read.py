@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-LONG = 64 << 10
+LONG = 8 << 10
 """Bytes of a text that is cut out before the rest is parsed."""
+LARGE = 64 << 10
+"""Bytes of a JSON text in which such texts are looked for."""
 SLICE = 1 << 20
 """Bytes that are looked at together."""
 DIGITS = 6
@@ -29,13 +31,29 @@ _BASE64 = _table(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345678
 _URI = _BASE64 | _table(b":;,.")
 
 
-def loads(raw: bytes) -> Any:
+class MuchJson(ValueError):
+    """A JSON text has more than may be parsed at once. `size` has its bytes without long base64 texts."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"{size} bytes of JSON without its long base64 texts")
+        self.size = size
+
+
+def loads(raw: bytes, most: int | None = None) -> Any:
     """The value of a JSON text, as `orjson.loads` gives it.
 
+    Args:
+        raw: the text.
+        most: bytes that are parsed at most, which nothing can interrupt: all but long base64 texts.
+
     Raises:
-        orjson.JSONDecodeError: it is none, or has a number of more than 64 KiB.
+        orjson.JSONDecodeError: it is none, or has a number of more than 8 KiB.
+        MuchJson: it has more than `most` bytes.
     """
-    cuts = list(_long_texts(raw)) if len(raw) > LONG else []
+    cuts = list(_long_texts(raw)) if len(raw) > LARGE else []
+    size = len(raw) - sum(cut.stop - cut.start for cut in cuts)
+    if most is not None and size > most:
+        raise MuchJson(size)
     if not cuts:
         return orjson.loads(raw)
     mark, pieces, at = secrets.token_hex(16), [], 0

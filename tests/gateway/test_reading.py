@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -85,6 +86,16 @@ async def test_every_part_has_a_bound_that_is_told_before_it_is_read(body: Any, 
     with pytest.raises(ApiError, match=says) as caught:
         await read(body, work)
     assert caught.value.status == 400
+
+
+async def test_what_is_no_media_is_bounded_before_it_is_parsed(work: KeyThreads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_server.gateway.reading.MOST_JSON", 1 << 20)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 1000}}
+    body = {"messages": [SAID | {"content": [image] * 200}]}
+    assert (await parse(json.dumps(body).encode(), work)).value == body
+    with pytest.raises(ApiError, match="besides long texts of base64; allowed: 1048576") as caught:
+        await parse(json.dumps({"messages": [SAID | {"content": "a b " * 100}] * 2500}).encode(), work)
+    assert caught.value.status == 413
 
 
 async def test_the_responses_api_has_the_same_bounds(work: KeyThreads) -> None:

@@ -16,7 +16,7 @@ from relax_sdk.storable import MAX_DEPTH
 from relax_server.gateway.errors import ApiError, bad
 from relax_server.gateway.media import known_media
 from relax_server.gateway.played import PlayedSession, Surroundings
-from relax_server.json_read import loads
+from relax_server.json_read import MuchJson, loads
 from relax_server.rollout.fair_threads import MESSAGE, SMALL, KeyThreads
 
 DEPTH = MAX_DEPTH
@@ -25,6 +25,8 @@ MOST_MESSAGES, MOST_PARTS, MOST_MEDIA, MOST_TOOLS = 10_000, 10_000, 1_000, 1_000
 """Parts that one request may have; tool calls count as parts."""
 MOST_TEXT, MOST_ARGUMENTS = 8 << 20, 1 << 20
 """Bytes of a request without its media, and characters of the arguments of its tool calls."""
+MOST_JSON = 16 << 20
+"""Bytes of a body without long texts of base64: its text, and media that are too short to be cut out."""
 WEIGHED = 128 << 10
 """Bytes of a body whose parts are counted before it is parsed, as that cannot be interrupted."""
 MOST_VALUES, MOST_CONTAINERS = 500_000, 50_000
@@ -56,7 +58,7 @@ async def parse(raw: bytes | str, work: KeyThreads) -> Parsed:
         work: threads of whoever sent it.
 
     Raises:
-        ApiError: not JSON, too deep, or of too many parts.
+        ApiError: not JSON, too deep, too large, or of too many parts.
         ServiceUnavailable: too much of the key's work waits already.
     """
     if len(raw) <= SMALL:
@@ -70,7 +72,10 @@ def parsed(raw: bytes | str) -> Parsed:
     if len(body) > WEIGHED:
         _require_light(body)
     try:
-        value = loads(body)
+        value = loads(body, MOST_JSON)
+    except MuchJson as error:
+        what = f"the body of {len(body)} bytes has {error.size} besides long texts of base64; allowed: {MOST_JSON}"
+        raise ApiError(413, what, "too_large") from error
     except orjson.JSONDecodeError as error:
         raise bad(f"the body is not JSON: {error}", code="invalid_json") from error
     if (len(body) > SMALL or body.count(b"[") + body.count(b"{") > DEPTH) and _deep(value):
