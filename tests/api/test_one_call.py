@@ -7,6 +7,7 @@ import asyncio
 import httpx
 import openai
 from relax_server.api.next_task import NextTasks
+from relax_server.api.workers.place import WorkerPlace
 from service_process import Service
 
 from relax_sdk.tasks import KeptRows, task_splits
@@ -68,13 +69,13 @@ def test_tasks_are_played_one_after_the_other(service: Service) -> None:
     assert other["task_index"] != one["task_index"]
 
 
-def test_which_task_is_next() -> None:
-    tasks, split = NextTasks(), rows([{"n": n} for n in range(3)])
-    assert [tasks.pick(split, ("a", "e", "train"), None, None) for _ in range(5)] == [0, 1, 2, 0, 1]
-    assert tasks.pick(split, ("b", "e", "train"), None, None) == 0, "each key has its own turn"
-    assert tasks.pick(split, ("a", "e", "train"), 9, 1) == 9
-    assert {tasks.pick(split, ("a", "e", "train"), None, seed) for seed in range(50)} == {0, 1, 2}
+async def test_which_task_is_next() -> None:
+    tasks, split = NextTasks(WorkerPlace()), rows([{"n": n} for n in range(3)])
+    assert [await tasks.pick(split, ("a", "e", "train"), None, None) for _ in range(5)] == [0, 1, 2, 0, 1]
+    assert await tasks.pick(split, ("b", "e", "train"), None, None) == 0, "each key has its own turn"
+    assert await tasks.pick(split, ("a", "e", "train"), 9, 1) == 9
+    assert {await tasks.pick(split, ("a", "e", "train"), None, seed) for seed in range(50)} == {0, 1, 2}
     endless = rows({"n": n} for n in iter(int, 1))
-    assert [tasks.pick(endless, ("a", "g", "train"), None, 5) for _ in range(3)] == [0, 1, 2], (
+    assert [await tasks.pick(endless, ("a", "g", "train"), None, 5) for _ in range(3)] == [0, 1, 2], (
         "a generator has no end to choose from"
     )

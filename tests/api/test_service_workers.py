@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 from relax_server.api.keys import KeyRing
+from relax_server.api.workers.supervisor import HUNG_SECONDS, LOOK_SECONDS
 from relax_server.journal.sql import SqlJournal
 from relax_server.models.catalog import resolve_model
 from relax_server.models.processor import Processor
@@ -228,6 +229,16 @@ def test_an_environment_that_is_registered_or_replaced_is_known_to_both_workers_
         assert codes == {"environment_not_found"}
 
 
+def test_no_task_is_played_twice_though_sessions_live_in_both_workers(two: Service) -> None:
+    with two.client() as client:
+        opened = [client.post("/v1/sessions", json={"env": "tone-v0"}).json() for _ in range(12)]
+        for session in opened:
+            client.delete(f"/v1/sessions/{session['id']}")
+    assert {worker(session) for session in opened} == {0, 1}
+    tasks = [session["task_index"] for session in opened]
+    assert tasks == list(range(tasks[0], tasks[0] + 12))
+
+
 def test_rollouts_live_in_the_first_worker(two: Service) -> None:
     with two.client() as client:
         both = sessions(client)
@@ -259,6 +270,24 @@ def test_a_killed_worker_comes_back_and_the_other_goes_on(two: Service) -> None:
         assert ask(client, again).status_code == ask(client, kept).status_code == 200
         assert client.post(f"/v1/sessions/{kept['id']}/finish").json()["status"] == "completed"
     assert "worker 1 ended (exit code -9); starting it again" in (two.folder / "serve.log").read_text()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_a_worker_that_hangs_is_started_again(tmp_path: Path, engine: str) -> None:
+    it = start(tmp_path / "service", "--workers", "2", "--engine", engine)
+    hanging = workers(it)[1]
+    with it.client() as client:
+        kept, lost = sessions(client)
+        hanging.suspend()
+        until(lambda: gone(hanging), 2 * (LOOK_SECONDS + 2 * HUNG_SECONDS))
+        assert ask(client, kept).status_code == 200, "the other one's sessions go on"
+        until(lambda: status(client, lost) == 404)
+        _, again = sessions(client)
+        assert ask(client, again).status_code == 200
+    it.stop()
+    log = (it.folder / "serve.log").read_text()
+    assert f"worker 1 has not answered for {2 * HUNG_SECONDS:g} s; ending it" in log
 
 
 def test_sigterm_drains_all_workers(tmp_path: Path, engine: str) -> None:

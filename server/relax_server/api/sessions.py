@@ -53,7 +53,7 @@ class SessionHub:
         """What is kept of the others, the first to end first."""
         self._by_secret: dict[str, str] = {}
         self._playing = 0
-        self._tasks = NextTasks()
+        self._tasks = NextTasks(core.place)
         self.ended_keys: dict[str, str] = {}
         """Keys that opened sessions and were revoked or have expired since, and which it was; the sessions' keys ended with
         them."""
@@ -92,7 +92,7 @@ class SessionHub:
             raise bad(f"{spec.id} has no split {opening.split!r}; there are {', '.join(splits)}", "split")
         rows = splits[opening.split]
         seed = opening.seed if opening.seeded else None
-        index = self._tasks.pick(rows, (key.id, spec.id, opening.split), opening.task_index, seed)
+        index = await self._tasks.pick(rows, (key.id, spec.id, opening.split), opening.task_index, seed)
         row = rows.row(index) if rows.at_hand else await core.media_threads.call(rows.row, index, limit=60.0)
         id, secret = (f"s_{self._marked(secrets.token_hex(8))}", f"{SECRET}{self._marked(secrets.token_urlsafe(32))}")
         task = EpisodeTask(

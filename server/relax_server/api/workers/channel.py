@@ -32,6 +32,8 @@ FILES = 2
 """Open files of one message at most: a connection, and a message that is long."""
 ASK_SECONDS = 5.0
 """Seconds for an answer of another process."""
+PING = "ping"
+"""Asks whether a process is alive; each answers it."""
 SUPERVISOR = -1
 """The number of the process that started the workers."""
 
@@ -69,7 +71,7 @@ class Channel:
     def __init__(self, own: int, inbox: socket.socket, outboxes: Mapping[int, socket.socket]) -> None:
         self.own = own
         self._inbox, self._outboxes = inbox, dict(outboxes)
-        self._handlers: dict[str, Handler] = {}
+        self._handlers: dict[str, Handler] = {PING: lambda _: None}
         self._asked: dict[str, tuple[int, asyncio.Future[dict[str, Any]]]] = {}
         self._numbers, self._prefix = itertools.count(), secrets.token_hex(4)
         self._tasks: set[asyncio.Future[Any]] = set()

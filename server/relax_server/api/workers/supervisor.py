@@ -22,7 +22,7 @@ from relax_server.api.logs import say
 from relax_server.api.own_engine import OwnEngine
 from relax_server.api.settings import ServiceConfig
 from relax_server.api.workers.board import Board
-from relax_server.api.workers.channel import SUPERVISOR, Channel, Message, inboxes
+from relax_server.api.workers.channel import PING, SUPERVISOR, Channel, Message, inboxes
 from relax_server.api.workers.place import HOME
 from relax_server.api.workers.setup import WorkerSetup
 from relax_server.gateway.errors import ApiError
@@ -35,6 +35,9 @@ PAUSE, LONGEST_PAUSE = 0.5, 5.0
 """Seconds before a worker that has ended is started again: at first, and when it ends again and again."""
 STEADY_SECONDS = 60.0
 """Seconds after which a worker that ends is taken to have been well."""
+
+LOOK_SECONDS, HUNG_SECONDS = 10.0, 30.0
+"""Seconds between two looks whether a worker answers; and for its answer, twice, as the whole machine may have stood still."""
 
 
 class Worker:
@@ -141,7 +144,7 @@ class Supervisor:
         home = self._workers[HOME]
         others = [self._begin(worker, home) for worker in self._workers if worker is not home]
         who, *_ = await asyncio.gather(self._begin(home), *others)
-        self._tasks += [asyncio.create_task(self._keep(worker)) for worker in self._workers]
+        self._tasks += [asyncio.create_task(keep(worker)) for worker in self._workers for keep in (self._keep, self._look)]
         say(f"ready at {address(self._listener)} · {config.model} · {config.folder} · {config.workers} workers · {who}")
 
     # ------------------------------------------------------------------------------------------------------- workers
@@ -199,6 +202,7 @@ class Supervisor:
             assert worker.process is not None
             code = await worker.process.wait()
             self._board.set_up(worker.index, False)
+            self._channel.ended(worker.index)
             self._tell_others(worker, "ended", {"worker": worker.index})
             if self._told is not None:
                 return
@@ -220,6 +224,29 @@ class Supervisor:
                         self._tell_to_end(signal.SIGTERM)
                         return
                     pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _look(self, worker: Worker) -> None:
+        """End a worker that hangs."""
+        while self._told is None:
+            await asyncio.sleep(LOOK_SECONDS)
+            process = worker.process
+            if not self._board.up(worker.index) or await self._answers(worker) or await self._answers(worker):
+                continue
+            if worker.process is process and self._board.up(worker.index) and self._told is None:
+                say(f"worker {worker.index} has not answered for {2 * HUNG_SECONDS:g} s; ending it")
+                worker.kill()
+
+    async def _answers(self, worker: Worker) -> bool:
+        """Whether a worker answers, or has ended, within `HUNG_SECONDS`; nothing is said sooner."""
+        clock = asyncio.get_running_loop().time
+        end = clock() + HUNG_SECONDS
+        try:
+            await self._channel.ask(worker.index, PING, {}, HUNG_SECONDS)
+        except ApiError:
+            if self._board.up(worker.index):
+                await asyncio.sleep(max(0.0, end - clock()))
+            return not self._board.up(worker.index)
+        return True
 
     def _ready(self, message: Message) -> None:
         self._board.set_up(message.sender, True)
