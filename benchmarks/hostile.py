@@ -5,7 +5,8 @@
 `relax serve` runs with keys and a fake engine that answers at once. An honest tenant plays episodes of one turn all the time,
 eight at once; each attack of `benchmarks.attacks` is carried out beside it for some seconds, with a key of its own that may
 play and upload, in a process of lowest priority, as an attacker brings processors of its own. Meanwhile `/healthz` is asked
-every 50 ms, and the memory of the service and of all that it started is read. *Honest* is the honest tenant's episodes a
+every 50 ms, and the memory of the service and of all that it started is read; what processes share counts once. Uploaded code
+stands alone there, as each of its workers has its own limit (`--worker-memory`). *Honest* is the honest tenant's episodes a
 second during the attack over those in the seconds before it. Any error at all is a failure of the honest tenant. In the end
 every trajectory that was acknowledged is asked for again. *Still open* is what a revoked key still had after five seconds.
 """
@@ -36,7 +37,9 @@ from benchmarks.service import service
 
 PLAYERS = 8
 """Episodes of the honest tenant at once."""
-LOOK_SECONDS = 0.05
+LOOK_SECONDS, MEMORY_SECONDS = 0.05, 0.2
+GUARD = "relax_server.api.environments.guard"
+"""Module of the processes that guard uploaded code."""
 LIMIT, MORE = 30.0, 120.0
 """Seconds for any answer to the honest tenant; seconds that an attack may go on when its time is over."""
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
@@ -58,11 +61,13 @@ class Watch:
     worst: float = 0.0
     """Seconds of the slowest answer of `/healthz`."""
     memory: float = 0.0
-    """MiB at most."""
+    """MiB at most, of the service and of what decodes for it."""
+    uploaded: float = 0.0
+    """MiB at most, of uploaded code and what guards it."""
 
     def reset(self) -> None:
         """Begin again."""
-        self.worst = self.memory = 0.0
+        self.worst = self.memory = self.uploaded = 0.0
 
 
 async def ask(http: aiohttp.ClientSession, method: str, path: str, body: Any = None) -> Any:
@@ -94,18 +99,36 @@ async def play(http: aiohttp.ClientSession, honest: Honest) -> None:
 
 async def look(http: aiohttp.ClientSession, process: psutil.Process, watch: Watch) -> None:
     """Ask whether it is there, and how much memory it has, for ever."""
+    weighed = 0.0
     while True:
         began = time.monotonic()
         with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
             async with http.get("/healthz") as answer:
                 await answer.read()
         watch.worst = max(watch.worst, time.monotonic() - began)
-        used = 0
-        for each in [process, *process.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):
-                used += each.memory_info().rss
-        watch.memory = max(watch.memory, used / 2**20)
+        if began - weighed > MEMORY_SECONDS:
+            weighed = began
+            own, uploaded = await asyncio.to_thread(memory, process)
+            watch.memory, watch.uploaded = max(watch.memory, own), max(watch.uploaded, uploaded)
         await asyncio.sleep(LOOK_SECONDS)
+
+
+def memory(process: psutil.Process) -> tuple[float, float]:
+    """MiB of the service, and of uploaded code; what processes share counts once, in parts."""
+    children = process.children(recursive=True)
+    guards = [each for each in children if GUARD in _command(each)]
+    foreign = {each.pid for guard in guards for each in (guard, *guard.children(recursive=True))}
+    used = [0.0, 0.0]
+    for each in [process, *children]:
+        with contextlib.suppress(psutil.Error):
+            used[each.pid in foreign] += each.memory_full_info().pss / 2**20
+    return used[0], used[1]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
 async def attack(name: str, url: str, key: str, folder: Path, seconds: float) -> dict[str, int]:
@@ -155,6 +178,7 @@ async def measure(server: Server, folder: Path, names: list[str], seconds: float
                     "failures": honest.failures.total() - failures,
                     "worst /healthz (s)": watch.worst,
                     "memory (MiB)": watch.memory,
+                    "uploaded code (MiB)": watch.uploaded,
                     "5xx but 503": wrong,
                     "still open": answers.pop("still open", 0),
                     "answers": ", ".join(f"{how}: {count}" for how, count in sorted(answers.items())) or "none",
