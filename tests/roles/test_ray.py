@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -373,18 +374,25 @@ trainer.fit(steps=100000, resume=resume)
 """
 
 
-def script(*arguments: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def script(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A program of its own, with a cluster of its own, whose terminal's signals it shares with all that it starts."""
-    code = SCRIPT.replace("SMALL", repr(SMALL))
-    return subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    command = [sys.executable, "-c", SCRIPT.replace("SMALL", repr(SMALL)), *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:  # the test has failed
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_ctrl_c_can_be_resumed_and_a_program_that_is_killed_leaves_nothing(tmp_path):
     folder = tmp_path / "run"
     layout = RunLayout(folder)
     with script(str(folder)) as process:
-        wait_until(lambda: layout.checkpoints()[1:], 120)
+        wait_until(lambda: layout.checkpoints()[1:], 240)
         family = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         said = process.communicate(timeout=60)[1]
@@ -392,7 +400,7 @@ def test_ctrl_c_can_be_resumed_and_a_program_that_is_killed_leaves_nothing(tmp_p
     wait_until(lambda: not [p for p in family if p.is_running()], 20)
     done = [row["step"] for row in relax.Run.load(folder).metrics]
     with script(str(folder), "resume") as process:
-        wait_until(lambda: len(relax.Run.load(folder).metrics) > len(done), 120)
+        wait_until(lambda: len(relax.Run.load(folder).metrics) > len(done), 240)
         family = psutil.Process(process.pid).children(recursive=True)
         agents = [p for p in family if p.name().endswith("Agent")]  # of Ray itself: they try for a minute to report their end
         process.kill()
@@ -407,10 +415,11 @@ def test_ctrl_c_can_be_resumed_and_a_program_that_is_killed_leaves_nothing(tmp_p
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(600)
 def test_sigterm_to_the_program_alone_ends_a_run_with_a_checkpoint(tmp_path):
     folder = tmp_path / "run"
     with script(str(folder)) as process:  # Ray takes SIGTERM for itself in whoever connects to it, and would leave at once
-        wait_until(lambda: RunLayout(folder).checkpoints()[1:], 120)
+        wait_until(lambda: RunLayout(folder).checkpoints()[1:], 240)
         process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=60)[1]
     assert "stopping after the step in progress" in said and "stopped at step" in said, said
