@@ -42,10 +42,10 @@ test: $(STAMP)
 durations: $(STAMP)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=25 --write-durations
 
-# The tests that `make test` leaves out because they take long, an hour on two cores.
+# The tests that `make test` leaves out because they take long, more than an hour in all, one by one: some keep all cores busy.
 test-nightly: $(STAMP) .venv-processors
 	@RELAX_PROCESSORS_PYTHON=$(CURDIR)/.venv-processors/bin/python \
-		$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=25 -m nightly
+		$(BIN)/python -m pytest --durations=25 -m nightly
 
 lint: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python && $(BIN)/lint-imports

@@ -151,7 +151,9 @@ def test_hundreds_of_thousands_of_episodes_are_begun_and_cancelled_beside_others
             id = client.post("/v1/rollouts", json=many).json()["id"]
             while begun("queued", "resetting", "running", "scoring", "completed") < 4096:
                 assert client.get(f"/v1/rollouts/{id}").json()["state"] in ("queued", "running")
-            assert begun("queued", "resetting", "running") <= 2 * 4096, "no more are begun than there are places, but for the last group"
+            assert begun("queued", "resetting", "running") <= 2 * 4096, (
+                "no more are begun than there are places, but for the last group"
+            )
             assert client.delete(f"/v1/rollouts/{id}").json()["state"] == "cancelled"
             while read("relax_episodes_running") or read("relax_rollouts_playing"):
                 assert client.get("/healthz").json() == {"status": "ok"}
