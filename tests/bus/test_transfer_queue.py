@@ -269,6 +269,7 @@ role.close()
     assert [row.fields["rewards"].tolist() for row in bus.get_fields(["a", "b"], ["rewards"], LONG)] == [[0.0, 1.0]] * 2
 
 
+@pytest.mark.nightly
 def test_a_process_that_has_no_ray_starts_one_and_ends_it(tmp_path: Path) -> None:
     code = """
 import sys

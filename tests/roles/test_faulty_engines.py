@@ -80,6 +80,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.nightly
 async def test_engines_that_answer_wrongly_are_left_out_with_the_reason_and_tried_again(tmp_path):
     async with contextlib.AsyncExitStack() as stack:
         fakes = [await stack.enter_async_context(faulty(fault)) for fault in FAULTS]

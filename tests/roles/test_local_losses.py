@@ -99,6 +99,7 @@ def test_a_process_that_hangs_is_replaced(tmp_path, monkeypatch):
     went_on(watch, run, 12, replaced=3)
 
 
+@pytest.mark.nightly
 def test_shared_memory_that_vanishes_is_made_again(tmp_path):
     """Such as by a clean-up of /dev/shm, with the weights that engines are to load."""
 
