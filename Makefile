@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install train check test durations test-nightly test-sglang test-engines .venv-sglang .venv-vllm lint chaos service-chaos clean
+.PHONY: install train check test durations test-nightly test-sglang test-engines .venv-sglang .venv-vllm lint view chaos service-chaos clean
 
 install: $(STAMP)
 
@@ -49,6 +49,10 @@ test-nightly: $(STAMP) .venv-processors
 
 lint: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python && $(BIN)/lint-imports
+
+# The page of `relax view` from its source in viewer/; needs Node 20. Its build is committed.
+view:
+	@cd viewer && npm ci && npm run build
 
 # Kills every process of runs at random moments, 20 times each, and counts what was lost. It takes long.
 chaos: $(STAMP)

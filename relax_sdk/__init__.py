@@ -8,6 +8,7 @@ Write an environment, register it, train a model on it:
 """
 
 from relax_sdk.client import AsyncClient, Client
+from relax_sdk.comparing import Comparison, compare
 from relax_sdk.config import (
     AlgorithmConfig,
     AutoscaleConfig,
@@ -17,11 +18,12 @@ from relax_sdk.config import (
     RolloutConfig,
     RunConfig,
     SamplingParams,
+    TrackingConfig,
     TrainingConfig,
     WarmupConfig,
 )
 from relax_sdk.defaults import FROM_SCRATCH
-from relax_sdk.endpoint import Endpoint, EndpointEvaluation
+from relax_sdk.endpoint import Endpoint
 from relax_sdk.env import Env, MessageSpace
 from relax_sdk.errors import (
     BusError,
@@ -47,14 +49,22 @@ from relax_sdk.errors import (
     TokenError,
     TrainingError,
 )
+from relax_sdk.evals.check import check_senses
+from relax_sdk.evals.play import evaluate
+from relax_sdk.evals.report import EvalReport
+from relax_sdk.evals.senses import SensesReport
 from relax_sdk.evaluation import Evaluation
+from relax_sdk.exporting import Exported, export_trajectories
 from relax_sdk.gymnasium_env import from_gymnasium
 from relax_sdk.hosting import Hosting, host
 from relax_sdk.judge import Judge
+from relax_sdk.mask import MaskExplanation, explain_mask
 from relax_sdk.media import Audio, Image, MediaLimits, MediaRef, MediaStore, Video
 from relax_sdk.messages import AssistantMessage, ControlToken, Message, Text, ToolCall
+from relax_sdk.recorded import RecordedTrajectory, Trajectories, TrajectoryFilter
 from relax_sdk.registry import EnvSpec, get_spec, list_envs, register
 from relax_sdk.replay import Difference, EpisodeReplay, replay_episode
+from relax_sdk.rescoring import Rescored, rescore
 from relax_sdk.rewards import Rubric, reward
 from relax_sdk.run import Run
 from relax_sdk.session import Agent, Session, StepOutcome
@@ -75,11 +85,11 @@ __all__ = [
     "BusError",
     "CheckpointError",
     "Client",
+    "Comparison",
     "ConfigError",
     "ControlToken",
     "Difference",
     "Endpoint",
-    "EndpointEvaluation",
     "EngineAborted",
     "EngineDenied",
     "EngineError",
@@ -93,12 +103,15 @@ __all__ = [
     "EpisodeReplay",
     "EpisodeTimeout",
     "EvalConfig",
+    "EvalReport",
     "Evaluation",
+    "Exported",
     "Group",
     "Hosting",
     "Image",
     "JournalError",
     "Judge",
+    "MaskExplanation",
     "MediaError",
     "MediaLimits",
     "MediaRef",
@@ -107,8 +120,10 @@ __all__ = [
     "MessageSpace",
     "OptimizerConfig",
     "RayConfig",
+    "RecordedTrajectory",
     "RegistryError",
     "RelaxError",
+    "Rescored",
     "RewardError",
     "RolloutConfig",
     "Rubric",
@@ -117,6 +132,7 @@ __all__ = [
     "RunError",
     "Sample",
     "SamplingParams",
+    "SensesReport",
     "ServiceError",
     "ServiceUnavailable",
     "Session",
@@ -126,20 +142,29 @@ __all__ = [
     "TokenError",
     "ToolCall",
     "ToolResult",
+    "TrackingConfig",
     "Trainer",
     "TrainingConfig",
     "TrainingError",
+    "Trajectories",
     "Trajectory",
+    "TrajectoryFilter",
     "Turn",
     "Video",
     "WarmupConfig",
     "__version__",
+    "check_senses",
+    "compare",
+    "evaluate",
+    "explain_mask",
+    "export_trajectories",
     "from_gymnasium",
     "get_spec",
     "host",
     "list_envs",
     "register",
     "replay_episode",
+    "rescore",
     "reward",
     "tool",
 ]

@@ -9,22 +9,18 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
+from relax_sdk.cli_settings import SETTING_HELP, examples, parse_settings
 from relax_sdk.client.transport import URL
 from relax_sdk.config import BusName, EngineKind, Mode
 from relax_sdk.errors import ConfigError, EnvError, RelaxError, raised
+from relax_sdk.evals.cli import app as evals_app
+from relax_sdk.evals.cli import senses_app
 from relax_sdk.messages import Message, Text
 from relax_sdk.printable import printable
 from relax_sdk.runtime import Provide
 from relax_sdk.stop_signals import Interrupted, exit_code
-
-
-def examples(*commands: str) -> str:
-    """The end of a command's help."""
-    return "\n\n".join(("Examples:", *commands))
-
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,9 +29,10 @@ app = typer.Typer(
 )
 envs_app = typer.Typer(no_args_is_help=True, help="Environments.")
 app.add_typer(envs_app, name="envs")
+app.add_typer(evals_app, name="eval")
+app.add_typer(senses_app)
 
 COMMANDS = "relax.commands"
-SETTING_HELP = "A setting by its name in RunConfig, e.g. --set rollout.group_size=8; may be repeated."
 
 
 def _version(wanted: bool) -> None:
@@ -70,9 +67,16 @@ def train(
     engines: Annotated[int, typer.Option(help="Inference engines.")] = 1,
     folder: Annotated[Path | None, typer.Option(help="Folder in which the run is kept.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    check_senses: Annotated[
+        bool, typer.Option("--check-senses", help="At the end, say whether the policy uses what it is shown.")
+    ] = False,
     set_: Annotated[list[str] | None, typer.Option("--set", help=SETTING_HELP)] = None,
     runtime: Annotated[str, typer.Option(help="local: this machine; ray: a Ray cluster.")] = "local",
     bus: Annotated[BusName, typer.Option(help="How groups reach the trainer: local, or transfer_queue on Ray.")] = "local",
+    tracker: Annotated[
+        list[str] | None, typer.Option(help="Shows the run, besides TensorBoard: wandb, mlflow, prometheus; may be repeated.")
+    ] = None,
+    traces: Annotated[str | None, typer.Option(help="URL of a receiver of OpenTelemetry traces over HTTP.")] = None,
     server: Annotated[str | None, typer.Option(help="URL of a rollout service that carries the run out.")] = None,
     key: Annotated[str | None, typer.Option(envvar="RELAX_KEY", help="A key of the service.", show_default=False)] = None,
     provide: Annotated[Provide | None, typer.Option(help="How the service gets the environment.")] = None,
@@ -80,13 +84,18 @@ def train(
     """Train a model on an environment."""
     from relax_sdk.trainer import Trainer
 
+    settings: dict[str, Any] = parse_settings(set_ or [])
+    if tracker:
+        tracking = settings.setdefault("tracking", {})
+        tracking["trackers"] = list(dict.fromkeys([*tracking.get("trackers", ("tensorboard",)), *tracker]))
+    if traces is not None:
+        settings.setdefault("tracking", {})["traces"] = traces
     if resume is not None:
         service: dict[str, Any] = dict(server=server, key=key if server else None, provide=provide)
-        trainer = Trainer.from_run(resume, env, change=parse_settings(set_ or []), runtime=runtime, **service)
+        trainer = Trainer.from_run(resume, env, change=settings, runtime=runtime, **service)
     elif env is None:
         raise ConfigError("name an environment (see `relax envs list`) or a folder with --resume")
     else:
-        settings: dict[str, Any] = parse_settings(set_ or [])
         trainer = Trainer(
             env,
             model,
@@ -112,86 +121,12 @@ def train(
     last = next((row for row in reversed(run.metrics) if "eval_reward" in row), None)
     if last is not None:
         typer.echo(f"held-out reward {last['eval_reward']:.3f} ± {last['eval_ci95']:.3f} on {last['eval_n']} tasks")
+    if check_senses:
+        from relax_sdk.evals import check
+        from relax_sdk.evals.plan import beside
+
+        typer.echo(check.check_senses(run.folder, env=env, out=beside(run.folder / "senses")).to_markdown())
     typer.echo(f"run folder: {run.folder}")
-
-
-@app.command(
-    name="eval",
-    epilog=examples(
-        "relax eval runs/tone-v0-… --limit 64", "relax eval tone-v0 --engine-url http://localhost:8000/v1 --engine-model qwen3"
-    ),
-)
-def evaluate(
-    what: Annotated[str, typer.Argument(help="A run folder; with --engine-url, an environment.")],
-    split: Annotated[str, typer.Option()] = "eval",
-    limit: Annotated[int | None, typer.Option()] = None,
-    env: Annotated[str | None, typer.Option(help="The environment, if the run cannot load it from where it came from.")] = None,
-    engine_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible URL, usually ending in /v1.")] = None,
-    engine_model: Annotated[str | None, typer.Option(help="The model's name there.")] = None,
-    api_key_env: Annotated[str | None, typer.Option(help="The variable that holds the key for it.")] = None,
-    concurrency: Annotated[int, typer.Option(help="Episodes at once, with --engine-url.")] = 16,
-    save: Annotated[Path | None, typer.Option(help="With --engine-url: a file for the trajectories, JSON lines.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help=SETTING_HELP)] = None,
-) -> None:
-    """Play a split greedily with a trained model, or with a model behind any OpenAI-compatible URL."""
-    if engine_url is not None:
-        _evaluate_endpoint(what, split, limit, engine_url, engine_model, api_key_env, concurrency, save, set_ or [])
-        return
-    if engine_model or api_key_env or save or set_:
-        raise ConfigError("--engine-model, --api-key-env, --save and --set need --engine-url")
-    from relax_sdk.run import Run
-
-    with Run.load(Path(what), env) as run:
-        typer.echo(f"{run.config.env} [{split}]: {run.evaluate(split, limit)}")
-
-
-def _evaluate_endpoint(
-    env: str,
-    split: str,
-    limit: int | None,
-    url: str,
-    model: str | None,
-    key_env: str | None,
-    concurrency: int,
-    save: Path | None,
-    settings: list[str],
-) -> None:
-    from relax_sdk.endpoint import Endpoint
-
-    if model is None:
-        raise ConfigError("name the model at the URL with --engine-model")
-    key = os.environ.get(key_env) if key_env else None
-    if key_env and not key:
-        raise ConfigError(f"--api-key-env {key_env}: there is no such variable, or it is empty")
-    result = Endpoint(url, model, key, concurrency).evaluate(env, split, limit, progress=True, **parse_settings(settings))
-    typer.echo(f"{env} [{split}] with {model}: {result}")
-    for name, mean in result.components.items():
-        typer.echo(f"  {name}: {mean:.3f}")
-    if save is not None:
-        save.write_bytes(b"".join(msgspec.json.encode(trajectory) + b"\n" for trajectory in result.trajectories))
-        typer.echo(f"trajectories, without tokens: {save}")
-
-
-@app.command(
-    epilog=examples(
-        "relax replay runs/tone-v0-… --episode train/12/3", "relax replay runs/tone-v0-… --episode train/12/3 --model run"
-    )
-)
-def replay(
-    folder: Annotated[Path, typer.Argument(help="A run folder.")],
-    episode: Annotated[str, typer.Option(help="Id of the episode, or its beginning: train/12/3.")],
-    model: Annotated[
-        str | None, typer.Option(help="Sample again, too: 'run' takes the run's own weights; or a Hugging Face folder.")
-    ] = None,
-    env: Annotated[str | None, typer.Option(help="The environment, in place of what the folder names.")] = None,
-) -> None:
-    """Play one recorded episode again and say where it differs; exit code 1 where it does."""
-    from relax_sdk.replay import replay_episode
-
-    found = replay_episode(folder, episode, model=model, env=env)
-    typer.echo(str(found))
-    if not found.same:
-        raise typer.Exit(1)
 
 
 @app.command(epilog=examples("relax doctor", "relax doctor runs/tone-v0-…", "relax doctor --runtime ray"))
@@ -305,10 +240,6 @@ def show(env: Annotated[str, typer.Argument()]) -> None:
     typer.echo("\n".join([*prompt, *(f"  {message.role}: {_shown(message)}" for message in messages)]))
 
 
-WORDS = {"true": True, "false": False, "none": None, "null": None}
-"""Values as YAML and JSON write them; Python's own forms are read too."""
-
-
 def _shown(message: Message) -> str:
     """A message for people: its texts, and its media in words."""
     parts = []
@@ -323,37 +254,16 @@ def _shown(message: Message) -> str:
     return " ".join(parts).replace("\n", "\n    ")
 
 
-def parse_settings(settings: list[str]) -> dict[str, dict[str, Any]]:
-    """`["rollout.group_size=8"]` as `{"rollout": {"group_size": 8}}`.
-
-    Raises:
-        ConfigError: not of the form `section.field=value`, or there is no such section.
-    """
-    import ast
-
-    from relax_sdk.trainer import SECTIONS
-
-    out: dict[str, dict[str, Any]] = {}
-    for setting in settings:
-        path, equals, text = setting.partition("=")
-        section, dot, name = path.partition(".")
-        if not (equals and dot and name):
-            raise ConfigError(f"--set {setting!r}: write it as section.field=value, e.g. rollout.group_size=8")
-        if section not in SECTIONS:
-            raise ConfigError(f"--set {setting!r}: no section {section!r}; there are {', '.join(SECTIONS)}")
-        try:
-            value = WORDS[text] if text in WORDS else ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            value = text
-        out.setdefault(section, {})[name] = value
-    return out
-
-
 def add_commands() -> None:
-    """Add the commands that look at a service, and those of installed packages: typer applications in `relax.commands`."""
+    """Add the commands that look at a service and at records, and those of installed packages: typer applications in
+    `relax.commands`."""
     from relax_sdk.client.cli import app as service
+    from relax_sdk.looking_cli import app as looking
+    from relax_sdk.replay_cli import app as replay
 
     app.add_typer(service)
+    app.add_typer(looking)
+    app.add_typer(replay)
     for point in entry_points(group=COMMANDS):
         app.add_typer(point.load())
 

@@ -68,11 +68,17 @@ class RolloutConfig:
     max_tokens: int = 4096
     """Prompt and responses of one episode together."""
     on_failure: Literal["retry", "count", "drop"] = "retry"
-    """A failed episode is tried again with the same seed (`max_retries` times, then dropped); kept with reward 0; dropped."""
+    """A failed episode is tried again with the same seed (`max_retries` times, then dropped); kept without a reward, to be
+    looked at; dropped. A failed episode is in no baseline and is never trained on."""
     max_retries: int = 1
     max_failed_groups: int = 64
     """The run ends when this many groups in a row have no usable episode. It ends sooner, after the groups of one batch (8 at
     least), if no episode of the run was ever usable and all failed with the same error."""
+    max_failed_share: float = 0.5
+    """The run ends when more than this share of the last 256 attempts at an episode, or of those of two batches where these are
+    more, has failed."""
+    keep_failed: int = 256
+    """Failed attempts kept in the journal, in the split `failed`, to be looked at; those after them are only counted."""
     concurrency: int = 1024
     """Episodes in flight at once."""
     fork_agents: bool = True
@@ -94,6 +100,8 @@ class RolloutConfig:
         require(self.max_tokens >= 1, self, "max_tokens", "1 or more")
         require(self.max_retries >= 0, self, "max_retries", "0 or more")
         require(self.max_failed_groups >= 1, self, "max_failed_groups", "1 or more")
+        require(0.0 < self.max_failed_share <= 1.0, self, "max_failed_share", "above 0, at most 1 (never)")
+        require(self.keep_failed >= 0, self, "keep_failed", "0 or more")
         require(self.concurrency >= 1, self, "concurrency", "1 or more")
         for name in ("reset_timeout", "turn_timeout", "step_timeout", "score_timeout", "episode_timeout"):
             require(getattr(self, name) > 0, self, name, "above 0 seconds")
@@ -117,6 +125,8 @@ class TrainingConfig:
     """Steps; the last step is always saved."""
     keep_checkpoints: int = 2
     threads: int = 1
+    record_tokens: bool = True
+    """Keep in the journal what each step computed for each trained token, to be looked at: its logprob, entropy, advantage."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -211,6 +221,31 @@ class RayConfig:
 
 
 @dataclass(frozen=True)
+class TrackingConfig:
+    """Where a run is shown besides its folder (`docs/tracking.md`)."""
+
+    trackers: tuple[str, ...] = ("tensorboard",)
+    """`tensorboard`, `wandb`, `mlflow`, `prometheus`, one of an installed package, or `"package.module:Class"`. One that fails
+    is told of, and the run goes on."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of a tracker by its name, such as `{"wandb": {"project": "tones"}}`. Secrets belong into the environment."""
+    traces: str = ""
+    """URL of a receiver of OpenTelemetry traces over HTTP, such as `http://localhost:4318`, which gets a span of every episode
+    and of each of its stages; empty: none."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require(len(set(self.trackers)) == len(self.trackers), self, "trackers", "each name once")
+        sections = isinstance(self.options, dict) and all(isinstance(value, dict) for value in self.options.values())
+        require(sections, self, "options", "a dictionary of the options of each tracker, by its name")
+        strangers = sorted(set(self.options) - set(self.trackers))
+        require(
+            not self.traces or self.traces.startswith(("http://", "https://")), self, "traces", "http://host:port, or empty"
+        )
+        require(not strangers, self, "options", f"options of trackers that are used; {', '.join(strangers)} is none of them")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """All that a training run needs besides the environment itself."""
 
@@ -241,6 +276,7 @@ class RunConfig:
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     autoscale: AutoscaleConfig = field(default_factory=AutoscaleConfig)
     ray: RayConfig = field(default_factory=RayConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
         if "://" in str(self.engine):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from statistics import mean, median
@@ -14,20 +16,15 @@ from typing import TYPE_CHECKING, Any
 from relax_sdk.errors import ConfigError
 from relax_sdk.findings import Finding
 from relax_sdk.origin import read_origin
-from relax_sdk.run import Run
-from relax_sdk.silence import LEAST, silence
+from relax_sdk.run import SENSES, Run
+from relax_sdk.run_checks import NO_LEARNING, WARM, RunFigures, findings_of
+from relax_sdk.silence import LEAST
 from relax_sdk.spans import Spans, read_spans
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
 TESTED_PYTHON = (3, 11)
-
-WARM = 3
-"""First steps that are not judged: caches are cold and the queue is empty."""
-
-NOT_ENVIRONMENT = frozenset({"generate", "queued", "total"})
-"""Times of an episode that are not spent in the environment's code."""
 
 
 # ------------------------------------------------------------------------------------------------------------ the machine
@@ -111,17 +108,35 @@ def examine_run(folder: Path) -> list[Finding]:
     judged = rows[WARM:]
     spans = read_spans(folder / "timeline")
     origin = read_origin(folder)
-    silent = silence(rows, run.config, origin.examples if origin is not None else None, least=LEAST)
-    idle = silent is not None and silent.level == "problem"
+    found = findings_of(RunFigures(run.metrics, run.config, origin.examples if origin is not None else None, least=LEAST))
+    idle = any(finding.level == "problem" for name, finding in found.items() if name in NO_LEARNING)
     checks: Sequence[Callable[[], list[Finding]]] = (
-        lambda: [silent] if silent is not None else [],
-        lambda: _speed(judged, spans)[: 1 if idle else None],  # how to learn nothing faster is no advice
+        lambda: list(found.values()),
+        lambda: _speed(judged, spans, "slow_environment" in found)[: 1 if idle else None],  # learning nothing needs no speed
         lambda: _staleness(judged, run.config.max_staleness),
-        lambda: _learning(judged, silent is not None),
+        lambda: _learning(judged, not NO_LEARNING.isdisjoint(found)),
         lambda: _numbers(judged),
         lambda: _failures(rows, spans),
+        lambda: senses_findings(folder),
     )
     return [finding for check in checks for finding in check()]
+
+
+def senses_findings(folder: Path) -> list[Finding]:
+    """The verdicts of the newest blindness check in a run's folder; none where there was no check.
+
+    Args:
+        folder: of the run.
+    """
+    newest = max(folder.glob(f"*/{SENSES}"), key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        return []
+    try:
+        verdicts = json.loads(newest.read_text())["verdicts"]
+        found = [(kind, Finding(v["level"], v["what"], v["advice"])) for kind, v in verdicts.items()]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        return [Finding("note", f"{newest} cannot be read ({error!r})", "run `relax check-senses` again")]
+    return [replace(finding, what=f"{kind}: {finding.what}") for kind, finding in found]
 
 
 def _share(rows: Sequence[dict[str, Any]], name: str) -> float:
@@ -141,7 +156,7 @@ def engine_busy(spans: Spans, began: float, ended: float) -> float | None:
     return mean(shares) if shares else None
 
 
-def _speed(rows: Sequence[dict[str, Any]], spans: Spans) -> list[Finding]:
+def _speed(rows: Sequence[dict[str, Any]], spans: Spans, environment: bool) -> list[Finding]:
     wait, train, publish = (_share(rows, f"seconds_{name}") for name in ("wait", "train", "publish"))
     step = median(row["seconds_step"] for row in rows)
     busy = engine_busy(spans, rows[0]["time"] - rows[0]["seconds_step"], rows[-1]["time"])
@@ -161,8 +176,9 @@ def _speed(rows: Sequence[dict[str, Any]], spans: Spans) -> list[Finding]:
                 "(max_staleness)",
             )
         )
-    else:
-        findings.append(_environment(rows))
+    elif not environment:
+        advice = "few episodes are in flight: raise max_staleness, rollout.groups_per_step or rollout.group_size"
+        findings.append(Finding("note", "the trainer waits although the engine has time left", advice))
     if publish > 0.1:
         findings.append(
             Finding("note", f"publishing weights takes {publish:.0%} of a step", "see that /dev/shm has room for them twice")
@@ -174,29 +190,6 @@ def _speed(rows: Sequence[dict[str, Any]], spans: Spans) -> list[Finding]:
         how = "prefixes were shared" if shared > 0.5 else "packed one after the other, as sharing prefixes would save little"
         findings.append(Finding("ok", f"{way} ({how})"))
     return findings
-
-
-def _environment(rows: Sequence[dict[str, Any]]) -> Finding:
-    """The trainer waits while the engine idles: what do the episodes do meanwhile?"""
-    seconds: dict[str, list[float]] = {}
-    for row in rows:
-        for stage, value in row.get("episode_seconds", {}).items():
-            seconds.setdefault(stage, []).append(value)
-    means = {stage: mean(values) for stage, values in seconds.items()}
-    playing = {stage: value for stage, value in means.items() if stage not in NOT_ENVIRONMENT}
-    if sum(playing.values()) > means.get("generate", 0.0):
-        worst = max(playing, key=lambda stage: playing[stage])
-        return Finding(
-            "note",
-            f"the environment is the slower half: an episode spends {playing[worst]:.2f} s in {worst} and "
-            f"{means.get('generate', 0.0):.2f} s waiting for the model",
-            "make `reset`, `step` and tools faster or async, or play more episodes at once (rollout.concurrency)",
-        )
-    return Finding(
-        "note",
-        "the trainer waits although the engine has time left",
-        "few episodes are in flight: raise max_staleness, rollout.groups_per_step or rollout.group_size",
-    )
 
 
 def _staleness(rows: Sequence[dict[str, Any]], bound: int) -> list[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -14,15 +15,9 @@ from relax_sdk.progress import Waiting
 from relax_sdk.registry import EnvSpec
 from relax_sdk.runtime import Tell, find_runtime
 from relax_sdk.trainer import Trainer
-from relax_sdk.trajectory import Trajectory
 
-
-@dataclass(frozen=True)
-class EndpointEvaluation(Evaluation):
-    """An `Evaluation` of an endpoint."""
-
-    trajectories: list[Trajectory] = field(default_factory=list, repr=False)
-    """One per task, with messages and rewards, and turns without tokens."""
+BASE_URL, API_KEY, OPENAI = "OPENAI_BASE_URL", "OPENAI_API_KEY", "https://api.openai.com/v1"
+"""What the `openai` client takes its defaults from."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +28,21 @@ class Endpoint:
     tools are passed on.
 
         Endpoint("https://api.openai.com/v1", "gpt-5", api_key=key).evaluate("colour-v0", limit=32)
+        Endpoint(model="gpt-5")      # where OPENAI_BASE_URL says, with OPENAI_API_KEY, as the `openai` client has it
     """
 
-    url: str
-    """Address of the API, usually ending in `/v1`."""
-    model: str
+    url: str = ""
+    """Address of the API, usually ending in `/v1`; empty: `OPENAI_BASE_URL`, or else OpenAI's own."""
+    model: str = ""
     api_key: str | None = field(default=None, repr=False)
+    """None: `OPENAI_API_KEY`, where there is one; empty: none is sent."""
     concurrency: int = 16
     """Episodes at once."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "url", self.url or os.environ.get(BASE_URL) or OPENAI)
+        if self.api_key is None:
+            object.__setattr__(self, "api_key", os.environ.get(API_KEY) or None)
         for ok, name, allowed in (
             (self.url.startswith(("http://", "https://")), "url", "an http:// or https:// URL"),
             (bool(self.model), "model", "a name that the server knows"),
@@ -59,8 +59,8 @@ class Endpoint:
         *,
         progress: bool = True,
         **settings: Mapping[str, Any],
-    ) -> EndpointEvaluation:
-        """Play a split once, greedily (temperature 0). Nothing is written.
+    ) -> Evaluation:
+        """Play a split once, greedily (temperature 0). Nothing is written; `relax_sdk.evaluate` keeps what it plays.
 
         Args:
             env: a registered name, `package.module:Class`, a class or a spec.
@@ -84,6 +84,6 @@ class EndpointPlayer(Protocol):
 
     def evaluate_endpoint(
         self, spec: EnvSpec, config: RunConfig, endpoint: Endpoint, split: str, limit: int | None, tell: Tell
-    ) -> EndpointEvaluation:
+    ) -> Evaluation:
         """Play a split; no engine is started."""
         ...

@@ -7,20 +7,19 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from relax_sdk.config import RunConfig
-from relax_sdk.findings import Finding
-from relax_sdk.silence import Watch, missing
+from relax_sdk.showing import MEDIA, sample_line, samples_html
 
 PLAIN_EVERY = 5.0
 """Seconds between plain lines."""
 TICK = 1.0
 """Seconds between two looks at a line on which only the time has changed."""
 SAMPLE_STEPS = 50
-"""Steps between two answers that are shown; the first step's is shown too."""
+"""Steps between two that have their sample answers shown; the first step's is shown too."""
 CLOSE_SECONDS = 5.0
 """Seconds for a line that is just being shown; whoever reads it may have stopped."""
 
@@ -44,6 +43,17 @@ class Display:
     def print(self, text: str) -> None:
         """A line that stays."""
         print(text, file=sys.stderr, flush=True)
+
+    def samples(self, step: int, samples: Sequence[Mapping[str, Any]], media: Path) -> None:
+        """Show sample answers of a step, a line for each.
+
+        Args:
+            step: whose they are.
+            samples: as in its metrics.
+            media: folder of the run's media store.
+        """
+        for sample in samples:
+            self.print(f"step {step}, {sample_line(sample)}")
 
     def close(self) -> None:
         """Take the live line down."""
@@ -90,7 +100,7 @@ class TerminalDisplay(Display):
 
 
 class NotebookDisplay(Display):
-    """A display for notebooks: one output that is rewritten."""
+    """A display for notebooks: the line, and below it the last sample answers with their media, both rewritten."""
 
     stays = True
 
@@ -98,7 +108,9 @@ class NotebookDisplay(Display):
         super().__init__(line)
         from IPython.display import display  # pyright: ignore[reportMissingImports]
 
+        self._display: Any = display
         self._handle = display({"text/plain": self.line()}, raw=True, display_id=True)
+        self._samples: Any = None
         self._shown = 0.0
 
     def show(self, urgent: bool = False) -> None:
@@ -106,6 +118,16 @@ class NotebookDisplay(Display):
         if urgent or now - self._shown >= 0.5:
             self._shown = now
             self.close()
+
+    def samples(self, step: int, samples: Sequence[Mapping[str, Any]], media: Path) -> None:
+        if not samples:
+            return
+        text = "\n".join(f"step {step}, {sample_line(sample)}" for sample in samples)
+        shown = {"text/plain": text, "text/html": f"<div>step {step}</div>{samples_html(samples, media)}"}
+        if self._samples is None:
+            self._samples = self._display(shown, raw=True, display_id=True)
+        else:
+            self._samples.update(shown, raw=True)
 
     def close(self) -> None:
         if self._handle is not None:
@@ -130,20 +152,9 @@ class Progress:
         config: of the run.
         folder: of the run.
         show: warnings only, if not.
-        examples: whether the environment defines `format_example`; None: not known.
-        rows: metrics of the steps before, when a run goes on.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        folder: Path,
-        show: bool = True,
-        examples: bool | None = None,
-        rows: Sequence[dict[str, Any]] = (),
-    ) -> None:
-        self._watch = Watch(config, examples, rows)
-        self._missing = missing(config, examples)
+    def __init__(self, config: RunConfig, folder: Path, show: bool = True) -> None:
         self.config = config
         self.folder = folder
         self.text = "starting"
@@ -162,7 +173,7 @@ class Progress:
             self._display.show(urgent=begins)
 
     def step(self, metrics: dict[str, Any]) -> None:
-        """Show a step, now and then a sample answer, and where nothing is learnt, that.
+        """Show a step, and now and then sample answers.
 
         Args:
             metrics: of the step; the newest step's come again when an evaluation has ended.
@@ -173,14 +184,10 @@ class Progress:
         if not again:
             self.rewards.append(metrics.get("reward", 0.0))
         self.held_out = metrics.get("eval_reward", self.held_out)
-        sample = metrics.get("sample")
         with _seen_or_not():
             self._display.show()
-            if sample and not again and self._says_end and (metrics["step"] == 1 or metrics["step"] % SAMPLE_STEPS == 0):
-                self._display.print(f"step {metrics['step']}, an answer: {sample['answer']!r} · reward {sample['reward']}")
-        finding = self._watch.step(metrics)
-        if finding is not None:
-            self.warn(f"step {metrics['step']}: {_sentences(finding)}")
+            if not again and self._says_end and (metrics["step"] == 1 or metrics["step"] % SAMPLE_STEPS == 0):
+                self._display.samples(metrics["step"], metrics.get("samples", ()), self.folder / MEDIA)
 
     def warn(self, text: str) -> None:
         """Show a line that stays."""
@@ -206,8 +213,6 @@ class Progress:
         return " · ".join([*parts, self.text] if self.text else parts)
 
     def __enter__(self) -> Progress:
-        for finding in self._missing:
-            self.warn(_sentences(finding))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -223,12 +228,6 @@ def _from_here(folder: Path) -> Path:
     """A folder as it is named in the current one, where it lies in that."""
     here = Path.cwd()
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
-
-
-def _sentences(finding: Finding) -> str:
-    """A finding in one line: what was seen, and what to do about it as a sentence of its own."""
-    first, _, rest = finding.advice.partition(" ")
-    return f"{finding.what}. {first.capitalize() if first.isalpha() else first} {rest}"  # a setting's name stays as it is
 
 
 def _seen_or_not() -> contextlib.suppress:

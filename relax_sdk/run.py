@@ -16,17 +16,22 @@ from relax_sdk.evaluation import Evaluation
 from relax_sdk.messages import AssistantMessage, Message, as_messages
 from relax_sdk.origin import load_origin
 from relax_sdk.progress import Waiting
+from relax_sdk.recorded import Sort, Trajectories, TrajectoryFilter, record_reader
 from relax_sdk.registry import EnvSpec, require_split
 from relax_sdk.runtime import Job, Runtime, ServedModel, Tell, find_runtime, silent
 from relax_sdk.tracebacks import short_traceback
+from relax_sdk.trajectory import Group
 
 if TYPE_CHECKING:
     import pandas
 
 METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+STATUS = "status.json"
 CONFIG = "config.json"
 WEIGHTS = "hf"
 PLOT = "reward.png"
+SENSES = "senses.json"
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -128,6 +133,52 @@ class Run:
                 self.plot(self.folder / PLOT)
         except OSError as error:
             warn(f"{self.folder / PLOT} could not be written ({error.strerror or error})")
+
+    # ----------------------------------------------------------------------------------------------------- episodes
+
+    def trajectories(
+        self,
+        *,
+        split: str | None = None,
+        reward: tuple[float | None, float | None] | float | None = None,
+        status: str | Sequence[str] | None = None,
+        text: str | None = None,
+        task: int | None = None,
+        step: int | None = None,
+        sort: Sort = "newest",
+        limit: int | None = 20,
+    ) -> Trajectories:
+        """Recorded episodes of the run, tokens included. In a notebook the result is a table, and each of them a chat with
+        players.
+
+            run.trajectories(split="eval", sort="worst", limit=5)
+
+        Args:
+            split: `train`, `eval` or `warmup`.
+            reward: a reward, or the least and the most, each None for no bound.
+            status: one or several of `Status`.
+            text: words that occur in the episode's texts, in any case.
+            task: index of a task.
+            step: the optimizer step that trained on them.
+            sort: `newest`, `oldest`, `best`, `worst`, `longest`, `shortest` (by answer tokens) or `stalest`.
+            limit: None: all.
+
+        Raises:
+            ConfigError: a value outside its range, or the run's journal is not on this machine.
+        """
+        wanted = TrajectoryFilter(split, status, reward, task, step, text, sort, limit)
+        return Trajectories(record_reader().read_trajectories(self.folder, self.config, wanted))
+
+    def group(self, id: str) -> Group:
+        """A recorded group: all episodes of one task that were trained on together. In a notebook they stand side by side.
+
+        Args:
+            id: of the group, such as `train/12`, or of one of its episodes; the run's name in front may be left out.
+
+        Raises:
+            ConfigError: there is no such group, several begin with `id`, or the run's journal is not on this machine.
+        """
+        return record_reader().read_group(self.folder, self.config, id)
 
     # -------------------------------------------------------------------------------------------------------- model
 

@@ -1,6 +1,6 @@
 """What a run that learns nothing says, and why: pure functions over its settings and its metrics.
 
-They are used while a run goes on (`relax_sdk.progress`) and afterwards (`relax_sdk.doctor`).
+They are two of the checks of a run: see `relax_sdk.run_checks`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ WINDOW = 10
 """Steps after which silence is told."""
 LEAST = 5
 """Steps that a finished run must have made to be judged."""
-AGAIN = 50
-"""Steps after which the same is told again."""
 ALL = 0.95
 """This share counts as all of them."""
+SHORT_ANSWER = 4
+"""Tokens; an answer that is a letter or a number may end at such a limit as it should."""
 LONG_ANSWER = 32
 """Tokens; a model from random weights seldom ends an answer by itself where so many are allowed."""
+HIGHEST_LR = {True: 1e-2, False: 1e-4}
+"""Learning rates above it do harm, to a model from random weights (True) and to a trained one."""
 GROUP_RELATIVE = frozenset({"grpo", "dr_grpo", "rloo"})
 """Advantages that compare the episodes of a group."""
 READABLE = (
@@ -50,7 +52,12 @@ def missing(config: RunConfig, examples: bool | None) -> list[Finding]:
                 "set rollout.group_size to 2 or more; 8 to 16 are usual",
             )
         )
-    lacks = _lacks(config, examples) if from_random_weights(config.model) and examples is not None else []
+    scratch = from_random_weights(config.model)
+    if config.optimizer.lr > (most := HIGHEST_LR[scratch]):
+        model, usual = ("from random weights", "1e-3") if scratch else ("that is trained", "1e-6")
+        what = f"optimizer.lr = {config.optimizer.lr:g} destroys a model {model} within a few steps"
+        findings.append(Finding("problem", what, f"set optimizer.lr to {most:g} or less; {usual} is usual"))
+    lacks = _lacks(config, examples) if scratch and examples is not None else []
     if lacks:
         what = f"{config.model} starts from random weights and emits noise until it is shown what an answer looks like"
         what += f", and {_join(lack for lack, _ in lacks)}"
@@ -143,7 +150,9 @@ def _cause(recent: Sequence[Row], config: RunConfig, examples: bool | None, same
     lacks = _lacks(config, examples) if from_random_weights(config.model) else []
     if same and lacks:
         return f"Likely because {lacks[0][0]}, so that the model emits noise: {_join(how for _, how in lacks)}"
-    if same and cut >= ALL and config.sampling.max_new_tokens > 4:
+    if same and (earned := recent[-1]["reward"]) > 0 and all(row["reward"] == earned for row in recent):
+        return f"Likely because the reward does not look at the answer: every one earns {earned:g}; let wrong ones earn less"
+    if same and cut >= ALL and config.sampling.max_new_tokens > SHORT_ANSWER:
         return (
             f"Likely because {cut:.0%} of the answers are cut at sampling.max_new_tokens = {config.sampling.max_new_tokens} "
             "before they end: raise it, or ask for shorter answers"
@@ -156,16 +165,21 @@ def _cause(recent: Sequence[Row], config: RunConfig, examples: bool | None, same
             f"{_mean(recent, 'entropy'):.3f}): lower optimizer.lr, or raise algorithm.kl_coef or algorithm.entropy_coef"
         )
     if same:
+        short = (
+            f"; raise sampling.max_new_tokens = {config.sampling.max_new_tokens}, at which they are cut, where they are longer"
+        )
         return (
-            "Likely because no answer has the form that the environment rewards, or the reward does not tell answers apart: "
-            "look at the sample answer, say the form in the prompt (system_prompt), or give tasks that are sometimes solved"
+            "Likely because no answer has the form that the environment rewards: look at the sample answer, compare answers "
+            "without case and spaces (.strip().lower()), say the form in the prompt (system_prompt), or give tasks that are "
+            f"sometimes solved{short if cut >= ALL else ''}"
         )
     return "the tasks are too easy or too hard: choose others, raise rollout.group_size, or raise sampling.temperature"
 
 
 def _limits(recent: Sequence[Row], config: RunConfig) -> str:
     """Which limit cuts the episodes."""
-    if _mean(recent, "cut_responses") >= ALL:
+    all_turns = _mean(recent, "turns_mean") >= ALL * config.rollout.max_turns > 1
+    if _mean(recent, "cut_responses") >= ALL and not all_turns:
         return (
             f"their answers end at sampling.max_new_tokens = {config.sampling.max_new_tokens} or where the episode's tokens "
             f"do, rollout.max_tokens = {config.rollout.max_tokens}: raise them, or ask for shorter answers"
@@ -185,8 +199,8 @@ def _truncated(recent: Sequence[Row]) -> float:
 
 
 def _sample(recent: Sequence[Row]) -> str:
-    sample = next((row["sample"] for row in reversed(recent) if row.get("sample")), None)
-    return f"; an answer was {sample['answer']!r}" if sample else ""
+    samples = next((row["samples"] for row in reversed(recent) if row.get("samples")), None)
+    return f"; an answer was {samples[0]['answer']!r}" if samples else ""
 
 
 def _mean(rows: Sequence[Row], name: str) -> float:
@@ -195,31 +209,3 @@ def _mean(rows: Sequence[Row], name: str) -> float:
 
 def _join(parts: Iterable[str]) -> str:
     return "; ".join(parts)
-
-
-class Watch:
-    """Says once, and again every `AGAIN` steps, that a run learns nothing.
-
-    Args:
-        config: the run's settings.
-        examples: whether the environment defines `format_example`; None: not known.
-        rows: metrics of the steps before, when a run goes on.
-    """
-
-    def __init__(self, config: RunConfig, examples: bool | None, rows: Sequence[Row] = ()) -> None:
-        self._config, self._examples = config, examples
-        self._rows: dict[int, Row] = {row["step"]: row for row in rows}
-        self._told: int | None = None
-        self._since = max(self._rows, default=0)
-
-    def step(self, row: Row) -> Finding | None:
-        """Take one step's metrics; the same step may come again with an evaluation."""
-        step = int(row["step"])
-        again = step in self._rows
-        self._rows[step] = row
-        if again or step - self._since < WINDOW or (self._told is not None and step - self._told < AGAIN):
-            return None
-        finding = silence([self._rows[number] for number in sorted(self._rows)], self._config, self._examples)
-        if finding is not None:
-            self._told = step
-        return finding

@@ -23,6 +23,7 @@ from relax_sdk.config import (
     RolloutConfig,
     RunConfig,
     SamplingParams,
+    TrackingConfig,
     TrainingConfig,
     WarmupConfig,
     from_dict,
@@ -31,7 +32,6 @@ from relax_sdk.config import (
 from relax_sdk.defaults import SCRATCH, sections_for
 from relax_sdk.env import Env
 from relax_sdk.errors import ConfigError
-from relax_sdk.examples import gives_examples
 from relax_sdk.loading import refuse_while_importing
 from relax_sdk.origin import keep_origin, load_origin
 from relax_sdk.progress import Progress
@@ -51,6 +51,7 @@ SECTIONS: dict[str, type[Any]] = {
     "warmup": WarmupConfig,
     "autoscale": AutoscaleConfig,
     "ray": RayConfig,
+    "tracking": TrackingConfig,
 }
 
 
@@ -80,9 +81,9 @@ class Trainer:
         provide: how the environment gets to the service. `host`: it stays in this process, and the service steps it, so the
             run waits while this program is away. `upload`: its code is sent. `installed`: the service has it. Default:
             `installed` for those that ship with Relax Gym, else `host`.
-        sampling, rollout, optimizer, training, eval, warmup, autoscale, ray: a configuration object, or a dictionary of the
-            fields to change; what is left out comes from the environment's own defaults, and otherwise suits a pretrained
-            model or, for `relax/tiny-…`, random weights (`relax_sdk.defaults`). An object is taken as it is.
+        sampling, rollout, optimizer, training, eval, warmup, autoscale, ray, tracking: a configuration object, or a dictionary
+            of the fields to change; what is left out comes from the environment's own defaults, and otherwise suits a
+            pretrained model or, for `relax/tiny-…`, random weights (`relax_sdk.defaults`). An object is taken as it is.
 
     Raises:
         ConfigError: a value outside its range, or settings that contradict each other.
@@ -117,6 +118,7 @@ class Trainer:
         warmup: WarmupConfig | Mapping[str, Any] | None = None,
         autoscale: AutoscaleConfig | Mapping[str, Any] | None = None,
         ray: RayConfig | Mapping[str, Any] | None = None,
+        tracking: TrackingConfig | Mapping[str, Any] | None = None,
     ) -> None:
         self.spec = get_spec(env)
         if isinstance(algorithm, str):
@@ -131,6 +133,7 @@ class Trainer:
             warmup=warmup,
             autoscale=autoscale,
             ray=ray,
+            tracking=tracking,
         )
         defaults = dict(self.spec.defaults)
         unknown = set(defaults) - set(SECTIONS) - {"model", "steps", "mode", "max_staleness", "engine", SCRATCH}
@@ -187,7 +190,7 @@ class Trainer:
             name = self.runtime if isinstance(self.runtime, str) else "local"
             job = Job(self.spec, config, folder, self.agent, resume, name, lock.holder)
             run = Run(folder, config, job, self.runtime)
-            with Progress(config, folder, progress, gives_examples(self.spec.load()), run.metrics) as observer:
+            with Progress(config, folder, progress) as observer:
                 if not lock.enforced:
                     observer.warn(f"the file system of {folder} has no locks; the claim in the journal alone keeps others away")
                 try:

@@ -13,6 +13,7 @@ import msgspec
 from relax_sdk.config import SamplingParams
 from relax_sdk.errors import JournalError, TokenError
 from relax_sdk.media import MediaRef
+from relax_sdk.showing import group_html, trajectory_html, trajectory_text
 
 
 class Status(StrEnum):
@@ -102,7 +103,7 @@ class Sample:
     """Media in the order of their placeholders in `ids`."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Trajectory:
     """One finished episode, and what is needed to play it again: environment, task, seed, and each turn's tokens and sampling.
 
@@ -145,8 +146,26 @@ class Trajectory:
         return max((span.version for turn in self.turns for span in turn.weight_versions), default=None)
 
     @property
+    def failure(self) -> str | None:
+        """The name of the error that the episode failed with, such as `EngineUnavailable`; None: it did not fail.
+
+        An episode that was timed out or stopped from outside has failed; one that a limit on turns or tokens ended has not.
+        """
+        return None if self.status in (Status.COMPLETED, Status.TRUNCATED) else self.info.get("failure", str(self.status))
+
+    @property
     def n_response_tokens(self) -> int:
         return sum(len(turn.response_ids) for turn in self.turns)
+
+    def __repr__(self) -> str:
+        about = f"reward={self.reward:.4g}, status={self.status.value!r}, turns={len(self.turns)}"
+        return f"{type(self).__name__}({self.id!r}, {about}, tokens={self.n_response_tokens})"
+
+    def __str__(self) -> str:
+        return trajectory_text(self)
+
+    def _repr_html_(self) -> str:
+        return trajectory_html(self)
 
     def samples(self) -> list[Sample]:
         """Training sequences, by strict prefix.
@@ -191,6 +210,11 @@ class Group:
     trajectories: list[Trajectory]
 
     @property
+    def counted(self) -> list[Trajectory]:
+        """Those that did not fail: they alone have a reward, are compared with one another, and are trained on."""
+        return [trajectory for trajectory in self.trajectories if trajectory.failure is None]
+
+    @property
     def version_min(self) -> int:
         """Oldest weight version among all tokens of the group; 0 without tokens."""
         return min((v for t in self.trajectories if (v := t.version_min) is not None), default=0)
@@ -199,6 +223,9 @@ class Group:
     def version_max(self) -> int:
         """Newest weight version among all tokens of the group; 0 without tokens."""
         return max((v for t in self.trajectories if (v := t.version_max) is not None), default=0)
+
+    def _repr_html_(self) -> str:
+        return group_html(self.trajectories)
 
 
 def token_versions(turn: Turn) -> list[int]:

@@ -16,11 +16,11 @@ import pytest
 import uvicorn
 import websockets
 from relax_server.api.door.bodies import BoundedBodies
-from relax_server.api.door.browsers import HEADERS, OwnPages
 from relax_server.api.door.connections import HEAD_BYTES, Connections
 from relax_server.api.door.limits import KEPT_FILES, DoorLimits, connections_allowed
 from relax_server.api.keys import KeyRing
 from relax_server.api.settings import ServiceConfig
+from relax_server.gateway.browsers import HEADERS, OwnPages
 from relax_server.journal.sql import SqlJournal
 from service_process import Service, start
 from starlette.requests import Request

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from relax_server.api import holding, outcomes, rollouts, sessions
+from relax_server.api import holding, outcomes, rollout_player, sessions
 from relax_server.api.rollout_store import RolloutStore
 from relax_server.journal import sql
 from relax_server.models.processor import Processor
@@ -38,7 +38,7 @@ class Broken:
         self.point: str | None = None
         self.error: type[Exception] = JournalError
         self.tries = 0
-        commit, insert = service.core.journal.commit_many, sql._insert
+        commit, insert = service.core.journal.commit_many, sql.insert_group
 
         def commit_many(groups: Sequence[Group], *place: Any) -> list[bool]:
             self.tries += 1
@@ -53,7 +53,7 @@ class Broken:
             return new
 
         monkeypatch.setattr(service.core.journal, "commit_many", commit_many)
-        monkeypatch.setattr(sql, "_insert", insert_)
+        monkeypatch.setattr(sql, "insert_group", insert_)
 
     def fail(self, point: str) -> None:
         if point == self.point:
@@ -197,7 +197,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rollouts that nobody holds are taken up at once."""
     monkeypatch.setattr(holding, "LAPSE_SECONDS", 0.3)
     monkeypatch.setattr(holding, "BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(rollouts, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(rollout_player, "FIRST_PAUSE", 0.01)
 
 
 async def completed(service: InsideService, id: str) -> dict[str, Any]:

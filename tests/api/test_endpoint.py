@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from relax_server.engines.openai import parameters, wire
+from relax_server.journal import open_journal
 from service_process import Service
 
 import relax_sdk as relax
-from relax_sdk import Audio, Endpoint, Image, Message, Text, Trainer, Video
+from relax_sdk import Audio, Endpoint, Image, MediaStore, Message, Text, Trainer, Video
 from relax_sdk.config import RunConfig, SamplingParams
 from relax_sdk.errors import ConfigError, RunError
 from relax_sdk.trajectory import Status
@@ -91,17 +91,19 @@ async def test_greedy_answers_are_the_same_again(url: str):
     assert [t.messages for t in first.trajectories] == [t.messages for t in again.trajectories]
 
 
-async def test_an_episode_that_fails_counts_with_nothing(url: str):
+async def test_an_episode_that_fails_is_counted_and_is_in_no_mean(url: str):
     result = await evaluate(Endpoint(url, "tiny"), Broken, limit=3, **SHORT)
-    assert result.n == 3 and result.failures == {"EnvError": 2}
-    assert [t.reward for t in result.trajectories[1:]] == [0.0, 0.0]
+    assert result.n == 1 and result.failures == {"EnvError": 2} and len(result.trajectories) == 3
+    assert result.mean_reward == result.trajectories[0].reward > 0
+    assert all("no such thing" in (t.error or "") for t in result.trajectories[1:])
 
 
 async def test_it_tells_how_far_it_is(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("relax_sdk.progress.PLAIN_EVERY", 0.0)
     await evaluate(Endpoint(url, "tiny"), Twice, limit=3, **SHORT)
     seen = capsys.readouterr().err
-    assert "[eval] with tiny · 1 of 3 episodes" in seen and "3 of 3 episodes, mean reward" in seen
+    assert "[eval] with tiny · ━" in seen and "1 of 3 episodes, mean reward" in seen and " s left" in seen
+    assert f"{'━' * 20} 3 of 3 episodes, mean reward" in seen and " a second" in seen
     await evaluate(Endpoint(url, "tiny"), Twice, limit=3, progress=False, **SHORT)
     assert capsys.readouterr().err == ""
 
@@ -122,9 +124,9 @@ async def test_what_the_server_refuses_is_said(url: str):
         await evaluate(Endpoint(url, "tiny"), Twice, limit=1, sampling={"top_k": 5})
 
 
-async def test_the_command_evaluates_and_saves(url: str, tmp_path: Path, monkeypatch):
+async def test_the_command_evaluates_in_a_folder(url: str, tmp_path: Path):
     command = [sys.executable, "-m", "relax_sdk.cli", "eval", "tone-v0", "--engine-url", url, "--limit", "2"]
-    command += ["--save", str(tmp_path / "out.jsonl"), "--set", "sampling.max_new_tokens=4"]
+    command += ["--out", str(tmp_path / "out"), "--set", "sampling.max_new_tokens=4"]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "--engine-model" in done.stderr
     keyed = [*command, "--engine-model", "tiny", "--api-key-env", "RELAX_NO_SUCH_KEY"]
@@ -134,9 +136,25 @@ async def test_the_command_evaluates_and_saves(url: str, tmp_path: Path, monkeyp
         subprocess.run, [*command, "--engine-model", "tiny"], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
-    assert "tone-v0 [eval] with tiny:" in done.stdout and "(n=2)" in done.stdout
-    saved = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert len(saved) == 2 and saved[0]["turns"][0]["response_ids"] == [] and saved[0]["messages"]
+    assert "# tone-v0 [eval] with tiny" in done.stdout and "2 episodes of 2 of 2 tasks; 0 failed" in done.stdout
+    report = relax.EvalReport.load(tmp_path / "out")
+    assert report.complete and report.model == "tiny" and len(report.episodes) == 2
+    journal = open_journal(tmp_path / "out" / "journal.db")
+    kept = journal.trajectory(report.episodes[0].id)
+    journal.close()
+    assert kept.turns[0].response_ids == [] and kept.messages, "messages, and no tokens"
+    assert MediaStore(tmp_path / "out" / "media").get(kept.turns[0].media[0]), "what the model heard is kept too"
+
+
+def test_the_variables_of_openai_s_client_are_the_defaults(monkeypatch: pytest.MonkeyPatch):
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert Endpoint(model="m").url == "https://api.openai.com/v1" and Endpoint(model="m").api_key is None
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://h/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    assert (Endpoint(model="m").url, Endpoint(model="m").api_key) == ("http://h/v1", "k")
+    assert (Endpoint("http://x/v1", "m", "own").url, Endpoint("http://x/v1", "m", "own").api_key) == ("http://x/v1", "own")
+    assert not Endpoint("http://x/v1", "m", "").api_key, "an empty key: none is sent"
 
 
 def test_training_with_a_url_is_refused_with_what_to_do():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import grafana_board
 import httpx
 import openai
 from relax_server.api.next_task import NextTasks
@@ -79,3 +80,7 @@ async def test_which_task_is_next() -> None:
     assert [await tasks.pick(endless, ("a", "g", "train"), None, 5) for _ in range(3)] == [0, 1, 2], (
         "a generator has no end to choose from"
     )
+
+
+def test_the_grafana_board_asks_for_what_the_service_exports(service: Service) -> None:
+    assert not grafana_board.missing(False, [httpx.get(f"{service.url}/metrics").text])

@@ -225,8 +225,12 @@ def test_a_command_is_no_upload(locked: Service) -> None:
         secret = http.post("/v1/keys", json={"name": "up", "rights": ["run", "upload"]}).json()["secret"]
     with locked.client(secret) as http:
         answer = http.post("/v1/runs", json={"env": "tone-v0", "agent": ["cat", "/etc/shadow"]})
+        traces = http.post("/v1/runs", json={"env": "tone-v0", "config": {"tracking": {"traces": "http://10.0.0.1:4318"}}})
+        tracker = http.post("/v1/runs", json={"env": "tone-v0", "config": {"tracking": {"trackers": ["os:system"]}}})
         own = http.post("/v1/runs", json={"env": "tone-v0", "config": {"algorithm": {"advantage": "os:system"}}})
     assert answer.status_code == 403 and "outside the sandbox" in answer.json()["error"]["message"]
+    assert traces.status_code == 403 and "config.tracking.traces" in traces.json()["error"]["message"]
+    assert tracker.status_code == 403 and "os:system runs inside the service" in tracker.json()["error"]["message"]
     assert own.status_code == 403 and "config.algorithm.advantage" in own.json()["error"]["message"]
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from relax_server.api import holding
+from relax_server.api import event_stream, holding
 from relax_server.api.environments.source import EnvSource
+from relax_server.api.events import EventLog
 from relax_server.api.holding import Holding
 from relax_server.api.keys import LOCAL, KeyRing
 from relax_server.api.rollout_store import Rollout, RolloutStore
@@ -105,6 +106,24 @@ async def test_a_rollout_is_cancelled_at_the_other_service(two: tuple[InsideServ
     await stopped(one)
     assert await state_of(one, f"/v1/rollouts/{id}") == "cancelled"
     assert one.core.journal.trajectories(id) == []
+
+
+async def test_who_follows_a_rollout_is_told_of_an_end_that_its_service_did_not_live_to_tell(
+    two: tuple[InsideService, InsideService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "LOOK_SECONDS", 0.1)
+    one, other = two
+    add_held = EventLog.add_held
+
+    def dies_first(self: EventLog, held: Any, topic: str, kind: str, **data: Any) -> None:
+        if kind != "finished":
+            add_held(self, held, topic, kind, **data)
+
+    monkeypatch.setattr(EventLog, "add_held", dies_first)
+    id = (await one.http.post("/v1/rollouts", json=BODY)).json()["id"]
+    told = (await other.http.get(f"/v1/rollouts/{id}/events", timeout=60)).text  # ends with `finished` only
+    assert told.count("event: group") == GROUPS and told.count("event: finished") == 1
+    assert '"state":"completed"' in told.replace(": ", ":").partition("event:finished")[2]
 
 
 async def test_what_is_registered_at_one_is_known_and_listed_at_the_other(two: tuple[InsideService, InsideService]) -> None:

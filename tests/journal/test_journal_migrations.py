@@ -38,7 +38,7 @@ def database(path: Path, revision: str) -> Engine:
 
 def test_the_code_knows_the_newest_revision() -> None:
     assert scripts().get_current_head() == schema.HEAD
-    assert [script.revision for script in scripts().walk_revisions()] == [f"{n:04}" for n in range(10, 0, -1)]
+    assert [script.revision for script in scripts().walk_revisions()] == [f"{n:04}" for n in range(11, 0, -1)]
 
 
 def test_the_revisions_lead_to_the_tables_of_the_schema(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_journal_newer_than_the_code_is_left_alone(tmp_path: Path) -> None:
     with engine.connect().execution_options(**sqlite.WRITE) as connection, connection.begin():
         connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
     with pytest.raises(
-        JournalError, match=r"newer version of Relax Gym \(revision 0999, this version knows up to 0010\): upgrade Relax Gym"
+        JournalError, match=r"newer version of Relax Gym \(revision 0999, this version knows up to 0011\): upgrade Relax Gym"
     ):
         open_journal(path)
     with engine.connect() as connection:

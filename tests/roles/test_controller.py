@@ -17,6 +17,7 @@ from relax_server.roles.controller import Controller
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import BatchTaken, Beat, Died, RolloutReport, Saved, StepDone, Stop
 from relax_server.roles.placement import Exchange, Placement
+from relax_server.roles.record import RunRecord
 
 from relax_sdk import RunConfig, RunError
 from relax_sdk.registry import EnvSpec
@@ -59,13 +60,14 @@ class Training:
         config = RunConfig("test-v0", steps=10)
         job = Job(EnvSpec("test-v0", "test:Test", None, {}), config, folder)
         self.heard = Heard()
+        self.record = RunRecord(job, self.heard)
         self.journal = open_journal(RunLayout(folder).journal)
         claim = Claim(self.journal, folder.name, job.holder)
         weights = folder / "exchange"
         weights.mkdir()
         placement = cast(Placement, StandIns())
         exchange = Exchange(weights, None)
-        self.controller = Controller(job, self.heard, placement, self.journal, claim, folder, exchange)
+        self.controller = Controller(job, self.record, placement, self.journal, claim, folder, exchange)
         self.policy = cast(StandIn, self.controller.policy)
         self.controller.figures.begin(0)
         self.task = asyncio.create_task(self.controller.train())
@@ -139,3 +141,15 @@ async def test_a_step_that_was_trained_before_the_stop_has_its_figures(training:
         await asyncio.wait_for(training.task, 20)
     (row,) = training.heard.steps
     assert (row["step"], row["reward"], row["engines"], row["dropped_total"]) == (1, 0.5, 0, 0)
+
+
+async def test_failures_are_counted_by_cause_also_when_the_rollout_was_started_again(training: Training) -> None:
+    rollout = cast(StandIn, training.controller.rollout)
+    for failures in ({"EnvError": 3}, {"EnvError": 4}, {"EnvError": 1, "EpisodeTimeout": 1}):
+        rollout.on_message(RolloutReport(dict(failures=failures, committed=0, in_flight=0, warmup=(0, 0))))
+    training.policy.on_message(StepDone(1, training.controller.weights_root / "v1", {"reward": 0.5}))
+    training.controller.request_stop()
+    training.policy.on_message(Saved(1, Path("checkpoint"), last=True))
+    with pytest.raises(RunError, match="stopped"):
+        await asyncio.wait_for(training.task, 20)
+    assert training.heard.steps[-1]["failures"] == {"EnvError": 5, "EpisodeTimeout": 1}

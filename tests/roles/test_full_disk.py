@@ -18,9 +18,11 @@ from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import Died, Failed
 from relax_server.roles.outputs import Outputs
 from relax_server.roles.process import RoleProcess
+from relax_server.trackers import TrackedRun, Trackers, make_trackers
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 import relax_sdk as relax
+from relax_sdk.config import RunConfig, TrackingConfig
 
 
 async def test_a_role_that_cannot_write_its_log_still_says_why_it_ends(tmp_path):
@@ -67,12 +69,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_told_once_where_the_figures_are_written(small_disk, tmp_path, monkeypatch):
-    """TensorBoard's events are on the full disk, the metrics are not."""
-    unhandled: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", unhandled.append)
     layout = RunLayout(tmp_path / "run")
     layout.folder.mkdir()
-    layout.tensorboard.symlink_to(small_disk)
+    layout.metrics.symlink_to(small_disk / "metrics.jsonl")
     outputs = Outputs(layout)
     outputs.write({"step": 1, "reward": 0.5})
     (small_disk / "filling").write_bytes(bytes(small_disk_room(small_disk)))
@@ -81,10 +80,26 @@ def test_a_full_disk_is_told_once_where_the_figures_are_written(small_disk, tmp_
             outputs.write({"step": step, **{f"figure_{i}": 0.5 for i in range(100)}})
     assert "disk is full" in (full_disk(raised.value, (small_disk,)) or "")
     outputs.close()  # says nothing again
-    assert unhandled == []
-    assert [json.loads(line)["step"] for line in layout.metrics.read_text().splitlines()][:2] == [1, 2]
+    assert json.loads(layout.metrics.read_text().splitlines()[0]) == {"step": 1, "reward": 0.5}
+
+
+def test_tensorboard_on_a_full_disk_is_told_of_once_and_ends_nothing(small_disk, tmp_path, monkeypatch):
+    """The run's own folder may have room all the same."""
+    unhandled, warnings = [], []
+    monkeypatch.setattr(threading, "excepthook", unhandled.append)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "tensorboard").symlink_to(small_disk)
+    (small_disk / "filling").write_bytes(bytes(small_disk_room(small_disk) - 20_000))
+    trackers = Trackers(make_trackers(TrackingConfig()), TrackedRun(folder, RunConfig("tone-v0")), warnings.append)
+    trackers.begin()
+    for step in range(1, 200):
+        trackers.row({"step": step, **{f"figure_{i}": 0.5 for i in range(100)}})
+    asyncio.run(trackers.close("done"))
+    (told,) = warnings
+    assert told.startswith("tracker tensorboard raised OSError") and "No space left" in told and unhandled == []
     (events,) = small_disk.glob("events.out.tfevents.*")
-    assert [event.step for event in EventFileLoader(str(events)).Load()][:2] == [0, 1], "what was written before is whole"
+    assert [event.step for event in EventFileLoader(str(events)).Load()][:3] == [0, 1, 2], "what was written before is whole"
 
 
 @pytest.mark.nightly

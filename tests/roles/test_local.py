@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import subprocess
 import sys
 
+import grafana_board
+import numpy as np
 import psutil
 import pytest
 from local_runs import SAME_WEIGHTS, SMALL, left_behind, trainer
+from prometheus_client import CollectorRegistry, generate_latest
 from relax_server.journal import open_journal
 from relax_server.roles.layout import RunLayout
+from relax_server.trackers.base import flatten
+from relax_server.trackers.prometheus import PrometheusTracker
 from run_tokens import tokens_of
 from typer.testing import CliRunner
 
@@ -22,7 +28,8 @@ from relax_sdk.cli import app
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> relax.Run:
     replay = {"training": SMALL["training"] | {"replay_routes": True}}
-    return trainer(tmp_path_factory.mktemp("runs") / "tone", **replay).fit(steps=3, progress=False)
+    shown = {"trackers": ("tensorboard", "prometheus"), "options": {"prometheus": {"port": 0}}}
+    return trainer(tmp_path_factory.mktemp("runs") / "tone", tracking=shown, **replay).fit(steps=3, progress=False)
 
 
 def test_a_run_leaves_everything_to_look_at(finished):
@@ -32,6 +39,7 @@ def test_a_run_leaves_everything_to_look_at(finished):
     assert [row["step"] for row in finished.metrics] == [1, 2, 3]
     assert list(finished.history.index) == [1, 2, 3]
     assert any(folder.joinpath("tensorboard").iterdir())
+    assert json.loads(folder.joinpath("trackers", "prometheus.json").read_text())["port"] > 0
     assert not left_behind()
 
 
@@ -41,6 +49,14 @@ def test_every_step_reports_what_a_user_is_shown(finished):
         assert name in row, name
     assert finished.metrics[1]["eval_n"] == 8 and finished.metrics[2]["eval_n"] == 8
     assert row["staleness_histogram"] and all(int(k) <= 1 for k in row["staleness_histogram"])
+
+
+def test_the_grafana_board_asks_for_what_a_run_exports(finished):
+    tracker, registry = PrometheusTracker(), CollectorRegistry()
+    for row in finished.metrics:
+        tracker.figures(row["step"], dict(flatten(row)))
+    registry.register(tracker)
+    assert not grafana_board.missing(True, [generate_latest(registry).decode()])
 
 
 def test_engine_and_trainer_agree_on_fresh_samples(finished):
@@ -54,6 +70,23 @@ def test_groups_are_trained_once_and_acked(finished):
     assert counts.acked == 3 * 4 and counts.leased == 0
     group = journal.groups(finished.folder.name, limit=1)[0]
     assert len(group.trajectories) == 4 and group.trajectories[0].turns[0].media[0].kind == "audio"
+
+
+def test_what_training_made_of_each_token_is_in_the_journal(finished):
+    journal = open_journal(RunLayout(finished.folder).journal)
+    steps = []
+    for group in journal.groups(finished.folder.name):
+        record = journal.trained(group.id)
+        assert record is not None and [t.id for t in record.trajectories] == [t.id for t in group.trajectories]
+        steps.append(record.step)
+        for trained, trajectory in zip(record.trajectories, group.trajectories, strict=True):
+            tokens = [sum(sample.loss_mask) for sample in trajectory.samples()]
+            for values in ("logprobs", "entropy", "advantages"):
+                kept = [getattr(sample, values) for sample in trained.samples]
+                assert [len(k) for k in kept] == tokens and all(np.isfinite(k).all() for k in kept)
+            if trajectory.version_min == record.version:
+                assert trained.gap <= SAME_WEIGHTS
+    assert sorted(steps) == [1] * 4 + [2] * 4 + [3] * 4
 
 
 def test_the_trained_model_is_a_hugging_face_folder(finished):

@@ -15,6 +15,7 @@ from relax_server.roles import local_model
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.local import LocalRuntime
 from relax_server.roles.messages import Chat, ChatDone, Evaluate, Evaluated, Failed, RolloutReady
+from sample_groups import make_group
 
 import relax_sdk as relax
 from relax_sdk.config import RunConfig, SamplingParams
@@ -33,6 +34,8 @@ class FakeRollout:
     def __init__(self, put: Callable[[Any], None]) -> None:
         self.put, self.wait_for, self.asked = put, 1, list[Any]()
         self.fails = False
+        self.played: list[relax.Trajectory] = []
+        """The episodes of an evaluation."""
 
     async def start(self, first: Any) -> None:
         asyncio.get_running_loop().call_soon(self.put, RolloutReady(True, False))
@@ -51,7 +54,7 @@ class FakeRollout:
         if self.fails:
             return Failed("it fell over", fatal=True)
         if isinstance(question, Evaluate):
-            return Evaluated(question.step, Evaluation(float(question.limit), 0.0, question.limit, {}, {}), 0, 0)
+            return Evaluated(question.step, Evaluation(float(question.limit), 0.0, question.limit, {}, {}, self.played), 0, 0)
         assert isinstance(question, Chat)
         return ChatDone(question.id, AssistantMessage(content=(Text(f"to {question.messages[0].text}"),)), None)
 
@@ -99,6 +102,14 @@ def test_an_evaluation_and_a_question_at_once(fake: tuple[Any, FakeRollout]) -> 
         played = threads.submit(model.evaluate, "eval", 7, lambda text: None)
         answer = threads.submit(ask, model, "one")
         assert (played.result(LIMIT).n, answer.result(LIMIT)) == (7, "to one")
+
+
+def test_the_episodes_of_an_evaluation_can_be_looked_at(fake: tuple[Any, FakeRollout], tmp_path: Path) -> None:
+    model, rollout = fake
+    rollout.played = make_group("eval/4/0", versions=(4, 4)).trajectories
+    found = model.evaluate("eval", 2, lambda text: None).trajectories
+    assert isinstance(found, relax.Trajectories) and [t.id for t in found] == ["eval/4/0-0", "eval/4/0-1"]
+    assert {(t.split, t.media_folder) for t in found} == {("eval", str(tmp_path / "media"))}
 
 
 def test_two_evaluations_follow_one_another(fake: tuple[Any, FakeRollout]) -> None:

@@ -126,11 +126,12 @@ async def test_what_still_fails_after_the_retries_is_dropped(bench):
     assert {t.group_size for t in result.group.trajectories} == {3}
 
 
-async def test_count_keeps_a_failed_episode_with_reward_0(bench):
+async def test_count_keeps_a_failed_episode_without_a_reward(bench):
     result = await bench(flaky(lambda number: number == 0), group_size=3, on_failure="count").group()
     statuses = sorted(t.status for t in result.group.trajectories)
     assert statuses == [Status.COMPLETED, Status.COMPLETED, Status.FAILED]
-    assert [t.reward for t in result.group.trajectories if t.status is Status.FAILED] == [0.0]
+    assert [t.failure for t in result.group.trajectories if t.status is Status.FAILED] == ["EnvError"]
+    assert all(t.failure is None for t in result.group.counted) and len(result.group.counted) == 2
     assert result.failures == {"EnvError": 1}
 
 

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 from relax_server.roles.layout import RunLayout
-from relax_server.roles.replay import read_episode
+from relax_server.roles.looking import read_episode
 from relax_server.rollout.replay import compare, play_again, sample_again
 from relax_server.rollout.task import EpisodeTask
 
@@ -121,9 +121,9 @@ async def test_an_episode_is_found_by_its_id_or_its_beginning(bench, tmp_path):
     folder.mkdir()
     (folder / "journal.db").symlink_to(tmp_path / "journal-0.db")
     config, layout = RunConfig("test-v0"), RunLayout(folder)
-    assert read_episode(config, layout, "train/5/1")[0].id == "run/train/5/1"
-    trajectory, split = read_episode(config, layout, "run/train/5/11")
-    assert (trajectory.group_index, split) == (11, "train")
+    assert read_episode(config, layout, "train/5/1").id == "run/train/5/1"
+    trajectory = read_episode(config, layout, "run/train/5/11")
+    assert (trajectory.group_index, trajectory.split) == (11, "train")
     with pytest.raises(ConfigError, match=r"12 episodes of run begin with 'train/7': run/train/7/0, .*…"):
         read_episode(config, layout, "train/7")
     with pytest.raises(ConfigError, match=r"no episode 'train/5/12'; the nearest of 24: run/train/5/"):

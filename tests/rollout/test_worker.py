@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -192,6 +191,22 @@ async def test_a_usable_group_in_between_resets_that_count(bench):
     assert made.worker.stats().failures["EnvError"] >= 14
 
 
+async def test_failed_attempts_are_told_by_the_row_of_their_task(bench):
+    class Broken(Ask):
+        def reset(self, *, seed=None, options=None):
+            if options["task"]["index"] == 1:
+                raise ValueError("no data")
+            return super().reset(seed=seed, options=options)
+
+    tasks = [{"index": i} for i in range(4)]
+    made = bench(Broken, tasks=tasks, max_failed_groups=3, groups_per_step=8, group_size=2, max_retries=1)
+    await play(made, 8)
+    stats = made.worker.stats()
+    (worst,) = stats.failing_tasks
+    assert worst == (1, stats.failed_attempts) and stats.failed_attempts >= 4, "rows come again under other indices"
+    assert (stats.tasks, stats.tasks_played, stats.failing_tasks_total) == (4, 4, 1)
+
+
 async def test_the_run_ends_when_the_tasks_run_out(bench):
     made = bench(Ask, tasks=lambda: iter(rows(2)))
     with pytest.raises(RunError, match="the generator ended before row 2"):
@@ -323,7 +338,7 @@ async def test_evaluation_tells_how_far_it_is(bench):
     told = []
     await bench(Ask, "A", tasks=EVAL).worker.evaluate(on_played=told.append)
     assert [played.episodes for played in told] == [1, 2, 3, 4] and {played.of for played in told} == {4}
-    assert str(told[-1]) == "4 of 4 episodes, mean reward 0.750"
+    assert f"{'━' * 20} 4 of 4 episodes, mean reward 0.750 · " in str(told[-1]) and str(told[-1]).endswith(" a second")
 
 
 async def test_evaluation_can_be_limited_and_sampled(bench):
@@ -355,7 +370,7 @@ async def test_evaluation_runs_beside_training(bench):
     await running
 
 
-async def test_episodes_that_fail_in_an_evaluation_count_with_reward_0(bench):
+async def test_episodes_that_fail_in_an_evaluation_are_kept_and_are_in_no_mean(bench):
     class Picky(Ask):
         def reset(self, *, seed=None, options=None):
             if options["task"]["answer"] == "B":
@@ -364,7 +379,10 @@ async def test_episodes_that_fail_in_an_evaluation_count_with_reward_0(bench):
 
     made = bench(Picky, "A", tasks=EVAL)
     result = await made.worker.evaluate()
-    assert (result.mean_reward, result.n, result.failures) == (0.75, 4, {"EnvError": 1})
+    assert (result.mean_reward, result.n, result.failures) == (1.0, 3, {"EnvError": 1})
+    kept = {t.task_index: t for g in made.journal.groups("run", split="eval") for t in g.trajectories}
+    failed = [t for t in kept.values() if t.failure is not None]
+    assert len(kept) == 4 and [t.failure for t in failed] == ["EnvError"] and "raised ValueError: B" in str(failed[0].error)
     assert made.worker.stats().failures == {"EnvError": 2}, "it was tried twice"
 
 
@@ -384,7 +402,7 @@ async def test_an_unknown_split_is_an_error_that_lists_the_known_ones(bench):
 
 def test_the_interval_of_one_episode_is_unbounded():
     one = Trajectory("t", "e", "0", 0, "g", 0, 1, 0, Status.COMPLETED, reward=1.0, rewards={"env": 1.0})
-    assert summarise([one], Counter()).ci95 == float("inf")
+    assert summarise([one]).ci95 == float("inf")
 
 
 # --------------------------------------------------------------------------------------------------------------- by hand

@@ -1,12 +1,16 @@
 """What the command line hands to the SDK."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from relax_sdk.cli import app
+from relax_sdk.config import RunConfig
 from relax_sdk.errors import ConfigError
+from relax_sdk.evals.senses import SensesReport, SensesResults, judge
+from relax_sdk.run import Run
 
 
 def test_options_of_train_reach_the_trainer(monkeypatch: pytest.MonkeyPatch):
@@ -18,9 +22,14 @@ def test_options_of_train_reach_the_trainer(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr("relax_sdk.trainer.Trainer", trainer)
     options = ["--bus", "transfer_queue", "--runtime", "ray", "--engines", "2", "--set", "rollout.group_size=8"]
+    options += ["--tracker", "wandb", "--tracker", "prometheus", "--set", "tracking.options={'prometheus': {'port': 0}}"]
     done = CliRunner().invoke(app, ["train", "tone-v0", *options])
     assert isinstance(done.exception, ConfigError)
     assert (seen["bus"], seen["runtime"], seen["engines"], seen["rollout"]) == ("transfer_queue", "ray", 2, {"group_size": 8})
+    assert seen["tracking"] == {
+        "trackers": ["tensorboard", "wandb", "prometheus"],
+        "options": {"prometheus": {"port": 0}},
+    }
 
 
 @pytest.mark.parametrize(
@@ -36,6 +45,29 @@ def test_a_section_that_there_is_not_is_named(command: list[str], section: str):
 def test_a_bus_that_there_is_not_is_named():
     done = CliRunner().invoke(app, ["train", "tone-v0", "--bus", "nowhere"])
     assert done.exit_code == 2 and "nowhere" in done.output
+
+
+def test_a_run_s_senses_are_checked_at_its_end_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    class Trained:
+        def __init__(self, *_: Any, **settings: Any) -> None:
+            pass
+
+        def fit(self, steps: int | None, resume: bool) -> Run:
+            return Run(tmp_path, RunConfig("tone-v0"))
+
+    def check(run: Path, env: str | None, out: Path) -> SensesReport:
+        checked.append((run, env, out))
+        return judge(SensesResults("tone-v0", "tone", "eval", 1, ["audio"], [], []))
+
+    checked: list[Any] = []
+    monkeypatch.setattr("relax_sdk.trainer.Trainer", Trained)
+    monkeypatch.setattr("relax_sdk.evals.check.check_senses", check)
+    (tmp_path / "senses").mkdir()
+    done = CliRunner().invoke(app, ["train", "tone-v0"])
+    assert done.exit_code == 0 and not checked
+    done = CliRunner().invoke(app, ["train", "tone-v0", "--check-senses"])
+    assert done.exit_code == 0 and "sounds are declared" in done.output, done.output
+    assert checked == [(tmp_path, "tone-v0", tmp_path / "senses-2")], "an earlier check is left as it is"
 
 
 def test_the_version_is_told():

@@ -47,6 +47,8 @@ BAD: list[tuple[type, str, Any, str]] = [
     (RolloutConfig, "max_tokens", 0, "1 or more"),
     (RolloutConfig, "max_retries", -1, "0 or more"),
     (RolloutConfig, "max_failed_groups", 0, "1 or more"),
+    (RolloutConfig, "max_failed_share", 0.0, "above 0, at most 1 (never)"),
+    (RolloutConfig, "keep_failed", -1, "0 or more"),
     (RolloutConfig, "concurrency", 0, "1 or more"),
     (RolloutConfig, "on_failure", "ignore", "retry, count, drop"),
     (RolloutConfig, "reset_timeout", 0, "above 0 seconds"),

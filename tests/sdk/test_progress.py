@@ -1,14 +1,18 @@
 """The live lines, as they are in a log."""
 
+import base64
 import queue
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import relax_sdk as relax
 from relax_sdk import progress
-from relax_sdk.config import RolloutConfig, RunConfig
-from relax_sdk.progress import Display, Progress, Waiting
+from relax_sdk.config import RunConfig
+from relax_sdk.media import MediaStore
+from relax_sdk.progress import Display, NotebookDisplay, Progress, Waiting
 
 
 @pytest.fixture(autouse=True)
@@ -80,16 +84,45 @@ def test_a_line_that_stays_is_not_printed_again(capsys, monkeypatch):
 
 
 def test_a_step_that_comes_again_with_an_evaluation_counts_once(capsys):
-    sample = {"asked": "?", "answer": "hm", "reward": "0.000"}
+    samples = [{"which": "an answer", "task": 0, "asked": "?", "answer": "hm", "reward": "0.000", "media": []}]
     with Progress(RunConfig(env="tone-v0", steps=9), Path("there")) as run:
-        run.step({"step": 1, "reward": 0.0, "seconds_step": 2.0, "sample": sample})
+        run.step({"step": 1, "reward": 0.0, "seconds_step": 2.0, "samples": samples})
         run.step({"step": 2, "reward": 0.9, "seconds_step": 2.0})
         run.step({"step": 2, "reward": 0.9, "seconds_step": 2.0, "eval_reward": 0.25})
         assert "reward 0.450 · held-out 0.250" in run.line()
     with Progress(RunConfig(env="tone-v0", steps=9), Path("there")) as run:
-        run.step({"step": 1, "reward": 0.0, "seconds_step": 2.0, "sample": sample})
-        run.step({"step": 1, "reward": 0.0, "seconds_step": 2.0, "sample": sample, "eval_reward": 0.25})
-    assert capsys.readouterr().err.count("step 1, an answer: 'hm'") == 2
+        run.step({"step": 1, "reward": 0.0, "seconds_step": 2.0, "samples": samples})
+        run.step({"step": 1, "reward": 0.0, "seconds_step": 2.0, "samples": samples, "eval_reward": 0.25})
+    assert capsys.readouterr().err.count("step 1, an answer: '?' → 'hm' · reward 0.000") == 2
+
+
+def test_a_notebook_shows_the_best_and_the_worst_answer_with_their_media(tmp_path):
+    sound = relax.Audio.from_array(np.zeros(160, np.float32))
+    ref = MediaStore(tmp_path / "media").put(sound)
+    media = [{"kind": "audio", "sha256": ref.sha256}]
+    shown: list[dict[str, str]] = []
+
+    class Handle:
+        def update(self, data, raw):
+            shown.append(data)
+
+    def display(data, raw, display_id):
+        shown.append(data)
+        return Handle()
+
+    notebook = NotebookDisplay.__new__(NotebookDisplay)
+    notebook._display, notebook._samples = display, None
+    best = {"which": "best", "task": 3, "asked": "<audio> A or B?", "answer": "A<b>", "reward": "1.000", "media": media}
+    notebook.samples(1, [best, best | {"which": "worst", "answer": "\x1b[2J", "reward": "0.000"}], tmp_path / "media")
+    notebook.samples(50, [], tmp_path / "media")
+    notebook.samples(50, [best], tmp_path / "nowhere")
+    first, second = shown
+    assert first["text/plain"].splitlines()[0] == "step 1, best: '<audio> A or B?' → 'A<b>' · reward 1.000"
+    assert "\x1b" not in first["text/plain"] + first["text/html"]
+    page = first["text/html"]
+    assert page.count("<audio controls") == 2 and base64.b64encode(sound.bytes()).decode() in page
+    assert "A&lt;b&gt;" in page and page.index("best · reward 1.000") < page.index("worst · reward 0.000")
+    assert "<audio controls" not in second["text/html"] and f"&lt;audio, {ref.sha256[:12]}" in second["text/html"]
 
 
 @pytest.mark.parametrize(("folder", "shown"), [("runs/tone", "runs/tone"), ("/elsewhere/tone", "/elsewhere/tone")])
@@ -98,10 +131,3 @@ def test_a_folder_is_named_as_in_the_current_one(capsys, tmp_path, monkeypatch, 
     with Progress(RunConfig(env="tone-v0"), tmp_path / folder):
         pass
     assert capsys.readouterr().err.endswith(f"done: {shown}\n")
-
-
-def test_what_to_do_is_a_sentence_of_its_own(capsys):
-    config = RunConfig(env="tone-v0", rollout=RolloutConfig(group_size=1))
-    with Progress(config, Path("there")):
-        pass
-    assert "from a single one. Set rollout.group_size to 2 or more" in capsys.readouterr().err

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import relax_sdk as relax
-from relax_sdk.config import AlgorithmConfig, RolloutConfig, RunConfig, SamplingParams, WarmupConfig
+from relax_sdk.config import AlgorithmConfig, OptimizerConfig, RolloutConfig, RunConfig, SamplingParams, WarmupConfig
 from relax_sdk.doctor import examine_run
 from relax_sdk.progress import Progress
-from relax_sdk.silence import Watch, missing, silence
+from relax_sdk.silence import missing, silence
+from relax_sdk.watch import Watch
 
 SCRATCH = AlgorithmConfig(entropy_coef=0.0, kl_coef=0.03)
 PRETRAINED = RunConfig(env="e", model="/models/qwen3")
@@ -51,6 +52,14 @@ def test_a_run_that_learns_says_nothing():
         (PRETRAINED, None, dict(status={"truncated": 256}), "rollout.max_turns = 16 and rollout.max_tokens = 4096"),
         (PRETRAINED, None, dict(unreadable_calls=0.97), "97% of the answers hold a tool call that cannot be read"),
         (PRETRAINED, None, {}, "no answer has the form that the environment rewards"),
+        (
+            change(PRETRAINED, sampling=SamplingParams(max_new_tokens=2)),
+            None,
+            dict(cut_responses=1.0),
+            "raise sampling.max_new_tokens = 2, at which they are cut, where they are longer",
+        ),
+        (PRETRAINED, None, {}, "compare answers without case and spaces (.strip().lower())"),
+        (PRETRAINED, None, dict(reward=1.0, reward_min=1.0, reward_max=1.0), "every one earns 1; let wrong ones earn less"),
         (RunConfig(env="e", algorithm=SCRATCH), False, {}, "the environment has no format_example"),
         (RunConfig(env="e", algorithm=SCRATCH, warmup=WarmupConfig(steps=0)), True, {}, "warmup.steps = 0"),
         (change(PRETRAINED, sampling=SamplingParams(temperature=0.0)), None, {}, "sampling.temperature = 0"),
@@ -67,7 +76,7 @@ def test_ten_steps_without_a_difference_are_told_with_their_cause(config, exampl
 
 
 def test_what_was_answered_is_shown():
-    finding = silence([*rows(9), row(10, sample={"asked": "2+2?", "answer": "\x00xk", "reward": "0.000"})], PRETRAINED)
+    finding = silence([*rows(9), row(10, samples=[{"asked": "2+2?", "answer": "\x00xk", "reward": "0.000"}])], PRETRAINED)
     assert finding is not None and r"an answer was '\x00xk'" in finding.what
 
 
@@ -87,6 +96,8 @@ def test_episodes_that_are_all_cut_are_told_though_their_rewards_differ():
     finding = silence(cut, PRETRAINED)
     assert finding is not None and "all episodes of the last 10 steps were cut" in finding.what
     assert "rollout.max_turns = 16" in finding.advice
+    finding = silence([r | {"cut_responses": 1.0, "turns_mean": 16.0} for r in cut], PRETRAINED)
+    assert finding is not None and "rollout.max_turns = 16" in finding.advice, "answers of a letter end at their limit, too"
     finding = silence([r | {"cut_responses": 1.0} for r in cut], PRETRAINED)
     assert finding is not None and "sampling.max_new_tokens = 64" in finding.advice
 
@@ -102,18 +113,18 @@ def test_tool_calls_that_never_can_be_read_are_told_though_rewards_differ():
 
 def test_it_is_told_at_the_tenth_step_and_again_every_fifty():
     watch = Watch(PRETRAINED, None)
-    told = [step for step in range(1, 131) if watch.step(row(step)) is not None]
+    told = [step for step in range(1, 131) if watch.step(row(step))]
     assert told == [10, 60, 110]
 
 
 def test_an_evaluation_of_a_step_is_not_another_step():
     watch = Watch(PRETRAINED, None)
-    assert [watch.step(row(1)) for _ in range(20)] == [None] * 20
+    assert [watch.step(row(1)) for _ in range(20)] == [[]] * 20
 
 
 def test_a_run_that_goes_on_knows_what_it_has_earned():
     watch = Watch(PRETRAINED, None, learning(12))
-    told = [finding for step in range(13, 23) if (finding := watch.step(row(step, 1.0))) is not None]
+    told = [finding for step in range(13, 23) for finding in watch.step(row(step, 1.0))]
     assert len(told) == 1 and "solved" in told[0].what
 
 
@@ -139,19 +150,28 @@ def test_the_environments_that_ship_lack_nothing(env):
     assert said(relax.Trainer(env).config, True) == ""
 
 
+def test_a_learning_rate_that_destroys_a_model_is_told_before_the_first_step():
+    high = OptimizerConfig(lr=5e-4)
+    assert "optimizer.lr = 0.0005 destroys a model that is trained" in said(change(PRETRAINED, optimizer=high), None)
+    assert "optimizer.lr" not in said(RunConfig(env="e", optimizer=high), True)
+    assert "set optimizer.lr to 0.01 or less" in said(RunConfig(env="e", optimizer=OptimizerConfig(lr=0.5)), True)
+
+
 def test_a_group_of_one_is_told_before_the_first_step():
     assert "compares the episodes of a group" in said(change(PRETRAINED, rollout=RolloutConfig(group_size=1)), None)
 
 
-def test_the_live_output_says_it_and_shows_an_answer(capsys):
-    config = change(PRETRAINED, rollout=RolloutConfig(group_size=1))
-    with Progress(config, Path("there")) as run:
+def test_what_to_do_is_a_sentence_of_its_own():
+    [finding] = missing(change(PRETRAINED, rollout=RolloutConfig(group_size=1)), None)
+    assert "from a single one. Set rollout.group_size to 2 or more" in finding.sentence
+
+
+def test_the_live_output_shows_an_answer(capsys):
+    samples = [{"which": "best", "asked": "?", "answer": "hm", "reward": "0.000"}]
+    with Progress(PRETRAINED, Path("there")) as run:
         for step in range(1, 11):
-            run.step(row(step, seconds_step=1.0, sample={"asked": "?", "answer": "hm", "reward": "0.000"}))
-    err = capsys.readouterr().err
-    assert "warning: rollout.group_size = 1" in err.splitlines()[0]
-    assert "warning: step 10: nothing was learnt in the last 10 steps" in err
-    assert err.count("an answer: 'hm' · reward 0.000") == 1
+            run.step(row(step, seconds_step=1.0, samples=samples))
+    assert capsys.readouterr().err.count("step 1, best: '?' → 'hm' · reward 0.000") == 1
 
 
 def test_the_doctor_says_it_first_and_gives_no_advice_on_speed(tmp_path):

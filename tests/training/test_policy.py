@@ -42,7 +42,7 @@ def step_with_torch(settings: dict[str, Any], temperature: float) -> dict[str, f
     policy = make_policy(TEXT, sampling=SamplingParams(temperature=temperature), eps=1e-3, token_budget=100, **settings)
     reference = AutoModelForCausalLM.from_pretrained(policy.model_path)
     groups = letter_groups(policy.processor, version=3)
-    groups[0].trajectories[0].turns = []  # failed before its first token: its reward still counts
+    groups[0].trajectories[0].turns = []  # it has no sample, but its reward still counts
     got = policy.train_step(groups, read, version=5)
 
     optimizer = torch.optim.AdamW(reference.parameters(), lr=5e-4 / 20, betas=(0.9, 0.99), eps=1e-3, weight_decay=0.0)

@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from relax_sdk.errors import RelaxError
@@ -35,10 +35,13 @@ from relax_server.api.routes.session_socket import SessionSocket
 from relax_server.api.service_pause import ServicePause
 from relax_server.api.sessions import SessionHub
 from relax_server.api.trainings.hub import TrainingHub
+from relax_server.api.viewing import ServiceDoor
 from relax_server.gateway.chat_route import ChatRoute
 from relax_server.gateway.errors import ApiError, as_api_error, invalid
 from relax_server.gateway.openai_responses import ResponsesRoute
 from relax_server.gateway.wire import error_response, json_response
+from relax_server.viewer.app import ViewerApp
+from relax_server.viewer.pages import Pages
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,8 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
         closing: awaited when it ends, before the parts are let go.
     """
     hub, rolling, training, readiness = SessionHub(core), RolloutHub(core), TrainingHub(core), Readiness(core)
+    door = ServiceDoor(core, training)
+    viewer = ViewerApp(door, Pages())
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -76,6 +81,8 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
         readiness.close()
         for task in for_ever:
             task.cancel()
+        viewer.close()
+        door.close()
         await training.close()
         await rolling.close()
         await hub.drain()
@@ -91,6 +98,8 @@ def make_app(core: ServiceCore, closing: Callable[[], Any] | None = None) -> App
     _errors(app)
     for module in (docs, health, envs, sessions, rollouts, runs, engines, pausing, results, keys):
         app.include_router(module.router)
+
+    app.router.routes.append(Mount("/view/", viewer))  # answers its own errors, and looks at keys itself
 
     calls, sockets = _model_calls(core, hub), SessionSocket(core, hub).routes
     app.router.routes.extend(calls)  # where their other methods are refused

@@ -1,4 +1,4 @@
-"""Commands of the service: `relax serve`, `relax keys`, `relax admin` and `relax engine`."""
+"""Commands of the service: `relax serve`, `relax keys`, `relax admin`, `relax engine` and `relax view`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from relax_server.api.admin_cli import app as admin_app
 from relax_server.engines.cli import app as engine_app
+from relax_server.viewer.cli import app as view_app
 
 FOLDER = Path("runs/service")
 
@@ -18,6 +19,7 @@ keys_app = typer.Typer(no_args_is_help=True, help="Keys of the rollout service."
 app.add_typer(keys_app, name="keys")
 app.add_typer(engine_app, name="engine")
 app.add_typer(admin_app, name="admin")
+app.add_typer(view_app)
 
 Folder = Annotated[Path, typer.Option(help="The service's folder: journal, media, logs.")]
 
@@ -88,6 +90,7 @@ def serve(
     decode_seconds: Annotated[float, typer.Option(help="Seconds to decode one item.")] = 60.0,
     decode_cpu_seconds: Annotated[int, typer.Option(help="Seconds of a processor to decode one item.")] = 20,
     decode_waiting: Annotated[int, typer.Option(help="Bytes of one key's media that may wait to be decoded.")] = 512 << 20,
+    traces: Annotated[str, typer.Option(help="URL of a receiver of OpenTelemetry traces over HTTP.")] = "",
     log_format: Annotated[str, typer.Option(help="text, or json: one object a line.")] = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error; info has a line for each request.")] = (
         "warning"
@@ -143,6 +146,7 @@ def serve(
         allowed_hosts=tuple(allowed_host or ()),
         root_path=root_path,
         max_runs=max_runs,
+        traces=traces,
         max_rollouts=max_rollouts,
         max_engines=max_engines,
         worker_limits=each_worker,

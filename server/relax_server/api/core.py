@@ -43,6 +43,7 @@ from relax_server.rollout.commits import Committer
 from relax_server.rollout.context import RolloutContext, default_agent
 from relax_server.rollout.fair_threads import FairThreads
 from relax_server.rollout.media import MediaIntake
+from relax_server.rollout.otel_traces import open_traces
 from relax_server.rollout.policy import EnginePolicies
 from relax_server.rollout.pool import EnginePool
 from relax_server.rollout.rendering import Renderer
@@ -134,6 +135,7 @@ class ServiceCore:
         self.background = Background()
         self.tally = Tally()
         self.metrics = Metrics()
+        self.traces = open_traces(config.traces, config.name or "service", config.model)
         self.place.on(METRICS, lambda message: {"families": self.metrics.families()})
         self.gate = Gate()
         """Closed while the service is paused."""
@@ -208,6 +210,7 @@ class ServiceCore:
             observes=spec is not FREE,
             tally=self.tally,
             turn=self.turn,
+            traces=self.traces,
         )
 
     def rollout_config(self, changes: dict[str, Any]) -> RolloutConfig:
@@ -362,6 +365,7 @@ class ServiceCore:
         for threads in (self.threads, self.media_threads, self.work, self.database):
             threads.close()
         self.decoders.close()
+        await asyncio.to_thread(self.traces.close)
         self.journal.close()
         self.identity.close()
 

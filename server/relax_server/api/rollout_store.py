@@ -47,6 +47,11 @@ class Rollout:
         """Whether it is not over."""
         return self.state in ACTIVE
 
+    @property
+    def ending(self) -> dict[str, Any] | None:
+        """The data of its last event, `finished`; None: it is not over."""
+        return None if self.ended_at is None else {"state": self.state, "counts": self.counts, "error": self.error}
+
 
 class RolloutStore:
     """The table of rollouts as one service sees it. Methods block for as long as the database takes, and raise `JournalError`.

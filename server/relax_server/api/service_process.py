@@ -13,7 +13,6 @@ import uvicorn
 from relax_sdk.errors import EngineUnavailable
 from relax_server.api.app import make_app
 from relax_server.api.core import ServiceCore
-from relax_server.api.door.browsers import HEADERS
 from relax_server.api.door.connections import Connections
 from relax_server.api.door.limits import connections_allowed
 from relax_server.api.ending import Ending
@@ -25,6 +24,7 @@ from relax_server.api.settings import ServiceConfig
 from relax_server.api.workers.handover import Handover, RoutedHttp
 from relax_server.api.workers.place import WorkerPlace
 from relax_server.garbage import settle
+from relax_server.gateway.browsers import HEADERS
 from relax_server.models.processor import Processor
 from relax_server.rollout.pool import EnginePool
 

@@ -55,6 +55,8 @@ class ServiceConfig:
     """Seconds for what is under way when the service is told to end."""
     keep_events_days: float = 30.0
     """Events of what ended longer ago are pruned."""
+    traces: str = ""
+    """URL of a receiver of OpenTelemetry traces over HTTP, which gets spans of all episodes; empty: none."""
     log_format: LogFormat = "text"
     log_level: LogLevel = "warning"
     """Lines about the service's own life are written at every level; a line for each request from `info` on."""
@@ -90,6 +92,8 @@ class ServiceConfig:
         object.__setattr__(self, "folder", Path(self.folder).absolute())
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"ServiceConfig.port = {self.port}; allowed: 0 (a free one) to 65535")
+        if self.traces and not self.traces.startswith(("http://", "https://")):
+            raise ConfigError(f"ServiceConfig.traces = {self.traces!r}; allowed: http://host:port, or empty")
         for name, allowed in (("log_format", FORMATS), ("log_level", LEVELS)):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"ServiceConfig.{name} = {getattr(self, name)!r}; allowed: {', '.join(allowed)}")

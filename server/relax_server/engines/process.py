@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,8 @@ class ServerProcess:
         self._model, self._settings, self._progress = str(model_path), settings or EngineSettings(), progress
         self._process: asyncio.subprocess.Process | None = None
         self._url = ""
+        self.host = platform.node()
+        """Name of the machine that it is on."""
 
     @property
     def url(self) -> str:

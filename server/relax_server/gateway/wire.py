@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from relax_sdk.messages import Message
 from relax_server.gateway.errors import ApiError
@@ -46,6 +47,12 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
 def error_response(error: ApiError) -> Response:
     """An error as every route tells it."""
     return json_response(error.body, error.status, error.headers)
+
+
+async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with an error, and end the connection, as its body was not read."""
+    error.headers["Connection"] = "close"
+    await error_response(error)(scope, receive, send)
 
 
 def on_wire(messages: Sequence[Message], form: str) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from relax_sdk.errors import JournalError
 from relax_server.journal import migrate, postgres, sqlite
-from relax_server.journal.base import Journal
 from relax_server.journal.sql import Clock, SqlJournal
 
 __all__ = ["open_journal", "revision_of"]
@@ -25,7 +24,8 @@ def open_journal(
     claim: str | None = None,
     busy_timeout: float = BUSY_SECONDS,
     clock: Clock = time.time,
-) -> Journal:
+    read_only: bool = False,
+) -> SqlJournal:
     """Open a journal; a new one is made with its folder, an older one is migrated.
 
     Args:
@@ -34,19 +34,24 @@ def open_journal(
         claim: `Holder.id` of the program that carries a run out, for its roles: they are refused once another one has the run.
         busy_timeout: seconds that a call waits for a writer in another process before it raises.
         clock: Unix seconds; what leases go by.
+        read_only: look at it beside the program that writes it: nothing is made, migrated or locked, and what writes raises.
 
     Raises:
-        JournalError: it cannot be opened or made, is not a journal, or was written by a newer version.
+        JournalError: it cannot be opened or made, is not a journal, or was written by a newer version; with `read_only` also:
+            there is none, or it was written by an older version.
     """
     where = _where(url_or_path)
-    if isinstance(where, Path):
+    if isinstance(where, Path) and read_only:
+        if not where.is_file():
+            raise JournalError(f"there is no journal {where}")
+    elif isinstance(where, Path):
         try:
             where.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise JournalError(
                 f"the folder of journal {where} cannot be made ({error.strerror}); name another place"
             ) from error
-    return SqlJournal(where, claim=claim, busy_timeout=busy_timeout, clock=clock)
+    return SqlJournal(where, claim=claim, busy_timeout=busy_timeout, clock=clock, read_only=read_only)
 
 
 def revision_of(url_or_path: str | os.PathLike[str]) -> str | None:

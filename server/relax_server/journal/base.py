@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from relax_sdk.run_lock import Holder
 from relax_sdk.trajectory import Group, Trajectory
 from relax_server.journal.claims import Claimed, Held
+from relax_server.journal.finding import GroupRow, MediaRow, TrajectoryQuery, TrajectoryRow
+from relax_server.journal.trained import TrainedGroup
 
 
 @dataclass(frozen=True)
@@ -52,26 +54,6 @@ class JournalCounts:
     def given_up(self) -> int:
         """Groups that were to be trained on and never will be: too old, or set aside."""
         return self.stale + self.failed
-
-
-@dataclass(frozen=True)
-class TrajectoryRow:
-    """A trajectory without its tokens, for lists."""
-
-    id: str
-    group_id: str
-    env: str
-    split: str
-    task_index: int
-    status: str
-    reward: float
-    version_min: int | None
-    version_max: int | None
-    n_tokens: int
-    """Response tokens."""
-    created_at: float
-    """Unix seconds."""
-    rewards: dict[str, float] = field(default_factory=dict)
 
 
 class Journal(Protocol):
@@ -227,6 +209,65 @@ class Journal(Protocol):
 
     def trajectories(self, run: str, split: str | None = None, limit: int = 100, offset: int = 0) -> list[TrajectoryRow]:
         """Newest first, without tokens."""
+        ...
+
+    def find(self, run: str, query: TrajectoryQuery) -> list[TrajectoryRow]:
+        """Trajectories of a run that a query asks for, in its order, without tokens."""
+        ...
+
+    def count(self, run: str, query: TrajectoryQuery) -> int:
+        """How many trajectories of a run a query asks for, whatever its limit and offset say."""
+        ...
+
+    def by_seq(self, seq: int) -> Trajectory:
+        """One trajectory by its place in the order of commits, `TrajectoryRow.seq`.
+
+        Raises:
+            JournalError: unknown.
+        """
+        ...
+
+    def group_row(self, group_id: str) -> GroupRow:
+        """What became of a group.
+
+        Raises:
+            JournalError: unknown.
+        """
+        ...
+
+    def media(self, run: str, after: int = 0, limit: int = 1000) -> list[MediaRow]:
+        """The different images, sounds and videos that a run's trajectories have shown, in the order of their first showing.
+
+        Args:
+            run: of the trajectories; those committed by a version before this list are not in it.
+            after: only items with a larger `MediaRow.seq`.
+            limit: items at most.
+        """
+        ...
+
+    def splits(self, run: str) -> dict[str, int]:
+        """How many trajectories a run has of each split."""
+        ...
+
+    def runs(self) -> list[str]:
+        """Names of all runs, oldest first."""
+        ...
+
+    def record_trained(self, run: str, records: Sequence[TrainedGroup]) -> None:
+        """Keep what an optimizer step made of its groups; a group trained again after a restart keeps only the last record.
+
+        Args:
+            run: of the groups; those that it does not have are passed over.
+            records: one per group.
+        """
+        ...
+
+    def trained(self, group_id: str) -> TrainedGroup | None:
+        """What the last step that trained on a group made of it; None: none did, or no record was kept.
+
+        Raises:
+            JournalError: the record is damaged.
+        """
         ...
 
     def put_state(self, run: str, key: str, value: Any) -> None:

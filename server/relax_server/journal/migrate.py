@@ -35,6 +35,24 @@ def upgrade(engine: Engine, target: str = HEAD, write: Mapping[str, Any] = sqlit
             _run(connection, target)
 
 
+def require_current(engine: Engine) -> None:
+    """Refuse a database that is not at the newest revision, as one that is only read is not migrated.
+
+    Raises:
+        JournalError: it is older or newer than this code, or is not a journal.
+        SQLAlchemyError: it cannot be read.
+    """
+    with engine.connect() as connection, connection.begin():
+        found = revision(connection)
+        if found != HEAD:
+            _check(connection, found)
+            raise JournalError(
+                f"journal {connection.engine.url.database} was written by an older version of Relax Gym (revision "
+                f"{found or 'none'}, this version reads {HEAD}) and is not migrated while only looked at: look at it with "
+                "the version that wrote it"
+            )
+
+
 def revision(connection: Connection) -> str | None:
     """The revision a database is at; None before the first."""
     if not inspect(connection).has_table("alembic_version"):

@@ -18,7 +18,7 @@ LOCK = 7_311_984_021
 CONNECT_SECONDS = 10
 
 
-def connect(url: str, busy_timeout: float) -> Engine:
+def connect(url: str, busy_timeout: float, read_only: bool = False) -> Engine:
     """An engine over one database.
 
     Writers take turns, over all servers, by an advisory lock that their transaction holds: what the lease rules promise they
@@ -27,6 +27,7 @@ def connect(url: str, busy_timeout: float) -> Engine:
     Args:
         url: `postgresql://user:password@host/database`.
         busy_timeout: seconds to wait for another writer.
+        read_only: the database refuses to write for this engine.
 
     Raises:
         JournalError: the URL cannot be understood, or the driver is not installed.
@@ -40,7 +41,8 @@ def connect(url: str, busy_timeout: float) -> Engine:
             pool_timeout=max(busy_timeout, 1.0),
             pool_pre_ping=True,
             json_serializer=json_text,
-            connect_args={"connect_timeout": CONNECT_SECONDS},
+            connect_args={"connect_timeout": CONNECT_SECONDS}
+            | ({"options": "-c default_transaction_read_only=on"} if read_only else {}),
         )
     except ModuleNotFoundError as error:
         raise JournalError(f"PostgreSQL journals need psycopg: pip install 'relax-gym[postgres]' ({error})") from error
@@ -76,7 +78,7 @@ def explain(error: SQLAlchemyError, doing: str, name: str, busy_timeout: float) 
         "55P03": f"stayed locked by another writer for {busy_timeout:g} s: end that server, or raise busy_timeout",
         "53100": "has no room, the disk is full: free some and repeat; what was committed before is safe",
         "53": "has no resources left for this: see its log",
-        "25006": "is read-only: connect to the primary server",
+        "25006": "is read-only: it was opened for reading, or connect to the primary server",
         "28": "does not let this user in: check user and password",
         "3D000": "does not exist: make it with `createdb`",
         "42501": "does not allow this user to do it: grant rights on the schema",

@@ -20,8 +20,11 @@ from sqlalchemy import (
 
 from relax_server.journal.columns import Name, Note
 
-HEAD = "0010"
+HEAD = "0011"
 """The newest revision in `migrations/versions`."""
+
+TRAIN = "train"
+"""The split that is leased."""
 
 
 class GroupState(StrEnum):
@@ -104,9 +107,51 @@ trajectories = Table(
     Column("n_tokens", BigInteger, nullable=False),  # of responses
     Column("created_at", Double, nullable=False),
     Column("owner", Name),  # id of the key that it was made for; none: of a training run
+    Column("group_index", BigInteger),
+    Column("turns", BigInteger),
+    Column("attempts", BigInteger),
+    Column("error", Note),  # its beginning
+    Column("media", Name),  # kinds, joined by +
+    Column("step", BigInteger),  # that it was trained in, and so are the next three; see trained.py
+    Column("advantage", Double),
+    Column("gap", Double),
+    Column("staleness", BigInteger),
     Index(None, "run", "split", "seq"),
     Index(None, "group_id"),
     sqlite_autoincrement=True,
+)
+
+texts = Table(  # apart from `trajectories`, which are listed and sorted by the thousand
+    "texts",
+    metadata,
+    Column("seq", _sequence, ForeignKey("trajectories.seq"), primary_key=True, autoincrement=False),
+    Column("text", Note, nullable=False),  # what was said in it, to be searched; see texts.py
+)
+
+media = Table(  # each item once a run
+    "media",
+    metadata,
+    Column("seq", _sequence, primary_key=True, autoincrement=True),
+    Column("run", Name, ForeignKey("runs.id"), nullable=False),
+    Column("sha256", Name, nullable=False),
+    Column("mime", Name, nullable=False),
+    Column("size", BigInteger, nullable=False),  # bytes
+    Column("width", BigInteger),  # pixels, and so is the height
+    Column("height", BigInteger),
+    Column("duration", Double),  # seconds
+    Column("sampling_rate", BigInteger),  # Hz
+    Column("fps", Double),
+    Column("trajectory_seq", _sequence, ForeignKey("trajectories.seq"), nullable=False),  # the first that showed it
+    UniqueConstraint("run", "sha256"),
+    sqlite_autoincrement=True,
+)
+
+trained = Table(  # what training made of a group's tokens; see trained.py
+    "trained",
+    metadata,
+    Column("seq", _sequence, ForeignKey("groups.seq"), primary_key=True, autoincrement=False),
+    Column("step", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
 )
 
 state = Table(

@@ -7,29 +7,29 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, insert, select, update
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from relax_sdk.errors import ConfigError, JournalError, UnstorableError
 from relax_sdk.run_lock import Holder
 from relax_sdk.storable import check_storable
 from relax_sdk.trajectory import Group, Trajectory
-from relax_server.journal import claims, leases, migrate, owners, postgres, sqlite
-from relax_server.journal.base import JournalCounts, Lease, LeaseResult, TrajectoryRow
+from relax_server.journal import claims, finding, leases, migrate, owners, postgres, sqlite, trained
+from relax_server.journal.base import JournalCounts, Lease, LeaseResult
 from relax_server.journal.claims import Claimed, Held
+from relax_server.journal.finding import GroupRow, MediaRow, TrajectoryQuery, TrajectoryRow
 from relax_server.journal.flaws import check_group, flaw
+from relax_server.journal.inserts import insert_group
 from relax_server.journal.payload import pack, unpack
-from relax_server.journal.schema import GroupState, groups, payloads, runs, state, trajectories
+from relax_server.journal.schema import TRAIN, GroupState, groups, payloads, runs, state, trajectories
+from relax_server.journal.trained import TrainedGroup
 
 Clock = Callable[[], float]
 """Unix seconds."""
-
-TRAIN = "train"
-"""The split that is leased."""
 
 _GROUP_DATA = select(groups.c.id, payloads.c.data).join_from(groups, payloads, payloads.c.seq == groups.c.seq)
 
@@ -41,7 +41,13 @@ class SqlJournal:
     """
 
     def __init__(
-        self, path: Path | str, *, claim: str | None = None, busy_timeout: float = 30.0, clock: Clock = time.time
+        self,
+        path: Path | str,
+        *,
+        claim: str | None = None,
+        busy_timeout: float = 30.0,
+        clock: Clock = time.time,
+        read_only: bool = False,
     ) -> None:
         """Open the database, made and migrated as needed.
 
@@ -50,6 +56,7 @@ class SqlJournal:
             claim: `Holder.id` of the program that this process works for; see `claims.check`.
             busy_timeout: seconds to wait for another writer.
             clock: what leases and `created_at` go by.
+            read_only: see `open_journal`.
 
         Raises:
             JournalError: it cannot be opened, is not a journal, or is newer than this code.
@@ -67,11 +74,14 @@ class SqlJournal:
         self._writing = threading.Lock()  # threads queue here, fairly, instead of polling SQLite's lock
         self._session = uuid.uuid4().hex
         self._closed = False
-        self.engine: Engine = self._database.connect(str(path), busy_timeout)
+        self.engine: Engine = self._database.connect(str(path), busy_timeout, read_only)
         try:
             with self._explained("open it"):
-                self._database.prepare(self.engine, busy_timeout)
-                migrate.upgrade(self.engine, write=self._database.WRITE)
+                if read_only:
+                    migrate.require_current(self.engine)
+                else:
+                    self._database.prepare(self.engine, busy_timeout)
+                    migrate.upgrade(self.engine, write=self._database.WRITE)
         except BaseException:
             self.engine.dispose()
             raise
@@ -95,7 +105,7 @@ class SqlJournal:
             self._require_owner(connection, run, owner, now)
             if self._claim is not None:  # groups that other programs commit do no harm: one of an id stays the first one
                 claims.check(connection, Held(run, self._claim))
-            new = [_insert(connection, g, p, run, split, owner, now) for g, p in zip(groups, payloads, strict=True)]
+            new = [insert_group(connection, g, p, run, split, owner, now) for g, p in zip(groups, payloads, strict=True)]
         self._owners[run] = owner
         return new
 
@@ -149,6 +159,11 @@ class SqlJournal:
         """See `Journal.restore`."""
         with self._leasing("restore groups", run) as connection:
             return leases.restore(connection, run, consumer, checkpoint)
+
+    def record_trained(self, run: str, records: Sequence[TrainedGroup]) -> None:
+        """See `Journal.record_trained`."""
+        with self.writing("keep what a step made of its groups") as connection:
+            trained.write(connection, run, records)
 
     def put_state(self, run: str, key: str, value: Any) -> None:
         """See `Journal.put_state`.
@@ -249,13 +264,53 @@ class SqlJournal:
 
     def trajectories(self, run: str, split: str | None = None, limit: int = 100, offset: int = 0) -> list[TrajectoryRow]:
         """See `Journal.trajectories`."""
-        hidden = {"seq", "run", "owner"}
-        query = select(*(c for c in trajectories.c if c.name not in hidden)).where(trajectories.c.run == run)
-        if split is not None:
-            query = query.where(trajectories.c.split == split)
-        query = query.order_by(trajectories.c.seq.desc()).limit(limit).offset(offset)
-        with self.reading("list trajectories") as connection:
-            return [TrajectoryRow(**row) for row in connection.execute(query).mappings()]
+        return self.find(run, TrajectoryQuery(split=split, limit=limit, offset=offset))
+
+    def find(self, run: str, query: TrajectoryQuery) -> list[TrajectoryRow]:
+        """See `Journal.find`."""
+        with self.reading("find trajectories") as connection:
+            return finding.find(connection, run, query)
+
+    def count(self, run: str, query: TrajectoryQuery) -> int:
+        """See `Journal.count`."""
+        with self.reading("count trajectories") as connection:
+            return finding.count(connection, run, query)
+
+    def by_seq(self, seq: int) -> Trajectory:
+        """See `Journal.by_seq`."""
+        with self.reading(f"read trajectory {seq}") as connection:
+            id = connection.scalar(select(trajectories.c.id).where(trajectories.c.seq == seq))
+        if id is None:
+            raise JournalError(f"journal {self.name} has no trajectory {seq}")
+        return self.trajectory(id)
+
+    def group_row(self, group_id: str) -> GroupRow:
+        """See `Journal.group_row`."""
+        with self.reading(f"read group {group_id!r}") as connection:
+            found = finding.group_row(connection, group_id)
+        if found is None:
+            raise JournalError(f"journal {self.name} has no group {group_id!r}")
+        return found
+
+    def media(self, run: str, after: int = 0, limit: int = 1000) -> list[MediaRow]:
+        """See `Journal.media`."""
+        with self.reading("list media") as connection:
+            return finding.list_media(connection, run, after, limit)
+
+    def splits(self, run: str) -> dict[str, int]:
+        """See `Journal.splits`."""
+        with self.reading("count trajectories by split") as connection:
+            return finding.splits(connection, run)
+
+    def runs(self) -> list[str]:
+        """See `Journal.runs`."""
+        with self.reading("list runs") as connection:
+            return list(connection.scalars(select(runs.c.id).order_by(runs.c.created_at, runs.c.id)))
+
+    def trained(self, group_id: str) -> TrainedGroup | None:
+        """See `Journal.trained`."""
+        with self.reading(f"read how group {group_id!r} was trained on") as connection:
+            return trained.read(connection, group_id)
 
     def get_state(self, run: str, key: str) -> Any:
         """See `Journal.get_state`."""
@@ -316,83 +371,3 @@ class SqlJournal:
 
 def _rows_of(connection: Connection, group_ids: Sequence[str]) -> Sequence[Any]:
     return connection.execute(_GROUP_DATA.where(groups.c.id.in_(group_ids))).all()
-
-
-def _insert(connection: Connection, group: Group, payload: bytes, run: str, split: str, owner: str | None, now: float) -> bool:
-    """Write the rows of one group; False when they are there already.
-
-    Raises:
-        UnstorableError: its id is taken in another run or split, or a trajectory's id is taken.
-    """
-    found = connection.execute(select(groups.c.run, groups.c.split).where(groups.c.id == group.id)).first()
-    if found is not None:
-        if tuple(found) != (run, split):
-            raise UnstorableError(
-                f"group id {group.id!r} is taken: run {found.run!r}, split {found.split!r} committed it; "
-                f"give groups of run {run!r}, split {split!r} other ids"
-            )
-        return False
-    row = _group_row(group, run, split, now)
-    seq = connection.execute(insert(groups).returning(groups.c.seq), row).scalar_one()
-    connection.execute(insert(payloads), {"seq": seq, "data": payload})
-    try:
-        if rows := [_trajectory_row(t, group, run, split, owner, now) for t in group.trajectories]:
-            with _outlived(connection):
-                connection.execute(insert(trajectories), rows)
-    except IntegrityError as error:
-        raise _reused(connection, group) from error
-    return True
-
-
-def _outlived(connection: Connection) -> AbstractContextManager[Any]:
-    """A statement whose failure leaves the transaction usable: PostgreSQL needs a savepoint for that."""
-    return connection.begin_nested() if connection.dialect.name == "postgresql" else nullcontext()
-
-
-def _group_row(group: Group, run: str, split: str, now: float) -> dict[str, Any]:
-    first = GroupState.RECORDED
-    if split == TRAIN:
-        first = GroupState.READY if any(t.n_response_tokens for t in group.trajectories) else GroupState.EMPTY
-    return {
-        "id": group.id,
-        "run": run,
-        "split": split,
-        "env": group.env,
-        "task_index": group.task_index,
-        "state": first,
-        "version_min": group.version_min,
-        "version_max": group.version_max,
-        "created_at": now,
-    }
-
-
-def _trajectory_row(t: Trajectory, group: Group, run: str, split: str, owner: str | None, now: float) -> dict[str, Any]:
-    return {
-        "id": t.id,
-        "group_id": group.id,
-        "run": run,
-        "split": split,
-        "env": t.env,
-        "task_index": t.task_index,
-        "status": t.status,
-        "reward": t.reward,
-        "rewards": t.rewards,
-        "version_min": t.version_min,
-        "version_max": t.version_max,
-        "n_tokens": t.n_response_tokens,
-        "created_at": now,
-        "owner": owner,
-    }
-
-
-def _reused(connection: Connection, group: Group) -> UnstorableError:
-    """The error that names which trajectory id of `group` was there before; asked inside the transaction that failed on it."""
-    ids = [t.id for t in group.trajectories]
-    query = select(trajectories.c.id, trajectories.c.group_id).where(trajectories.c.id.in_(ids))
-    for row in connection.execute(query.where(trajectories.c.group_id != group.id)):
-        return UnstorableError(
-            f"trajectory id {row.id!r} of group {group.id!r} is taken: group {row.group_id!r} committed it; "
-            "trajectory ids are unique in a journal"
-        )
-    twice = next(id for id in ids if ids.count(id) > 1)
-    return UnstorableError(f"trajectory id {twice!r} occurs {ids.count(twice)} times in group {group.id!r}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
@@ -21,8 +23,8 @@ WRITE = {_BEGIN: "BEGIN IMMEDIATE"}
 """Execution options of a connection whose transactions write."""
 
 
-def connect(path: Path | str, busy_timeout: float) -> Engine:
-    """An engine over one database file; the file is made when first used.
+def connect(path: Path | str, busy_timeout: float, read_only: bool = False) -> Engine:
+    """An engine over one database file; the file is made when first used, unless it is only to be read.
 
     Durability: write-ahead log with `synchronous=FULL`, so a commit that returned survives a power cut.
     A writing transaction takes the write lock at its start (`BEGIN IMMEDIATE`): a reader that turns into a writer could
@@ -31,8 +33,11 @@ def connect(path: Path | str, busy_timeout: float) -> Engine:
     Args:
         path: absolute.
         busy_timeout: seconds to wait for another writer.
+        read_only: nothing can be written, and closing leaves the write-ahead log to the program that writes.
     """
     url = URL.create("sqlite", database=str(path))
+    if read_only:
+        url = URL.create("sqlite", database=f"file:{quote(str(path))}", query={"uri": "true", **_reading(Path(path))})
     engine = create_engine(url, pool_size=4, max_overflow=60, pool_timeout=max(busy_timeout, 1.0), json_serializer=json_text)
 
     @event.listens_for(engine, "connect")
@@ -48,6 +53,12 @@ def connect(path: Path | str, busy_timeout: float) -> Engine:
             connection.exec_driver_sql(statement)
 
     return engine
+
+
+def _reading(path: Path) -> dict[str, str]:
+    """How a file is opened for reading: one in a folder that is not ours to write, and that nobody writes, as it is."""
+    still = not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()
+    return {"mode": "ro"} | ({"immutable": "1"} if still else {})
 
 
 def prepare(engine: Engine, busy_timeout: float) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -40,10 +41,13 @@ class FeatureExtractor:
     """Decodes and prepares media; safe to call from several threads."""
 
     def __init__(self, config: ProcessorConfig) -> None:
-        from transformers import WhisperFeatureExtractor
-
         self.config = config
-        self._mel: Any = WhisperFeatureExtractor(**asdict(config.audio))
+
+    @cached_property
+    def _mel(self) -> Any:
+        from transformers import WhisperFeatureExtractor  # takes seconds, which only sounds need
+
+        return WhisperFeatureExtractor(**asdict(self.config.audio))
 
     def __call__(self, data: bytes, kind: Kind) -> MediaFeatures:
         """Features of one item.
@@ -76,7 +80,7 @@ class FeatureExtractor:
         if ref.kind == "video":
             n, height, width, fps = film_size(data, self.config.sampling)
             settings = self.config.video
-            size = settled_size("video", height, width, settings, self._most_pixels(n))
+            size = settled_size("video", height, width, settings, self.most_pixels(n))
             return _outlined("video", n, *size, settings, settings.temporal / fps)
         return replace(self(data, ref.kind), tensor=NO_TENSOR)
 
@@ -90,9 +94,9 @@ class FeatureExtractor:
     def _video(self, data: bytes) -> MediaFeatures:
         settings = self.config.video
         frames, fps = decode_video(data, sample=self.config.sampling)
-        return _visual(frames, "video", settings, self._most_pixels(len(frames)), settings.temporal / fps)
+        return _visual(frames, "video", settings, self.most_pixels(len(frames)), settings.temporal / fps)
 
-    def _most_pixels(self, n: int) -> int:
+    def most_pixels(self, n: int) -> int:
         """Pixels that each of `n` frames of a film may have."""
         settings = self.config.video
         if not self.config.cap_pixels_per_frame:

@@ -89,7 +89,8 @@ def run_role(role: str, channel: Outlet, inbox: queue.SimpleQueue[Any], first: A
             traceback.print_exc()
         places = [getattr(first, name, None) for name in ("folder", "weights", "features")]
         full = full_disk(error, tuple(place for place in places if isinstance(place, Path)))
-        channel.send(Failed(full or f"{type(error).__name__}: {error}", full is not None or isinstance(error, FATAL)))
+        fatal = full is not None or isinstance(error, FATAL)
+        channel.send(Failed(full or f"{type(error).__name__}: {error}", fatal, role))
         return False
     return True
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_sdk.errors import RelaxError, RunError
-from relax_sdk.runtime import Job, Observer
+from relax_sdk.runtime import Job
 from relax_server.journal.base import Journal
 from relax_server.roles import shared_memory
 from relax_server.roles.autoscale import Autoscaler
@@ -45,7 +45,9 @@ from relax_server.roles.messages import (
 )
 from relax_server.roles.placement import Exchange, Placement
 from relax_server.roles.progress import Progress
+from relax_server.roles.record import RunRecord
 from relax_server.roles.restarts import Restarts
+from relax_server.roles.status import RunState, RunStatus, StatusFile, role_statuses
 from relax_server.roles.stopping import Stopping
 from relax_server.roles.weight_sync import WeightSync
 from relax_server.timeline import Timeline, write_trace
@@ -56,7 +58,7 @@ class Controller:
 
     Args:
         job: the run.
-        observer: is told how it goes.
+        observer: is told how it goes, and keeps it.
         placement: starts the roles.
         journal: of the run; closed when the run ends.
         claim: of the run in it; given back then.
@@ -67,7 +69,7 @@ class Controller:
     def __init__(
         self,
         job: Job,
-        observer: Observer,
+        observer: RunRecord,
         placement: Placement,
         journal: Journal,
         claim: Claim,
@@ -104,6 +106,8 @@ class Controller:
         self.autoscaler = Autoscaler(job.config.autoscale, batch, self.engines, observer.warn)
         self.timeline = Timeline(self.layout.timeline, "controller")
         self.sync = WeightSync(job.config, exchange.root, self.engines, self.policy, self.rollout, self.timeline)
+        self.status = StatusFile(self.layout.status, self.standing)
+        self.state: RunState = "starting"
         self.saved_last = False
 
     # ----------------------------------------------------------------------------------------------------------------- run
@@ -115,7 +119,22 @@ class Controller:
             ConfigError: the environment, model and settings do not fit together.
             RunError: a role failed for good; the folder can be resumed.
         """
-        beside = [asyncio.create_task(self.claim.keep(self.claim_lost))]
+        error: BaseException | None = None
+        try:
+            await self.work()
+        except BaseException as ended:
+            error = ended
+            raise
+        finally:
+            stopped = self.stopping.requested
+            self.state = "ended" if error is None else "stopped" if stopped else "failed"
+            self.status.write(self.standing())
+            await self.observer.trackers.close("done" if error is None else "stopped" if stopped else "failed")
+            self.observer.ended(error, stopped)
+
+    async def work(self) -> None:
+        """Train to the last step, or until a stop; then nothing of the run is left."""
+        beside = [asyncio.create_task(self.claim.keep(self.claim_lost)), asyncio.create_task(self.status.keep())]
         work = asyncio.create_task(self.carry_out(beside))
         self.stopping.watch(work)
         try:
@@ -164,6 +183,7 @@ class Controller:
 
     async def warm_up(self) -> None:
         """The optional warm-up on the form of an action."""
+        self.state = "warmup"
         self.progress.wait(f"warming up on the form of an action ({self.config.warmup.steps} steps, no answers in it)")
         self.rollout.send(MakeWarmup(self.config.warmup.steps))
         await self.inbox.expect(WarmupMade)
@@ -173,6 +193,7 @@ class Controller:
 
     async def train(self) -> None:
         """Handle events until the last checkpoint is saved."""
+        self.state = "training"
         await self.progress.count_dropped()
         self.restarts.went_on("policy")
         self.let_play()
@@ -204,6 +225,7 @@ class Controller:
 
     async def finish(self) -> None:
         """The last held-out evaluation, with the final weights."""
+        self.state = "evaluating"
         last = self.progress.step
         while self.held_out.others_under_way(last):
             await self.handle(await self.inbox.next())
@@ -236,6 +258,13 @@ class Controller:
         with contextlib.suppress(OSError):  # no room for it: the run itself is whole
             write_trace(self.layout.timeline, self.layout.trace)
 
+    def standing(self) -> RunStatus:
+        """How the run stands."""
+        named = {"policy": self.policy, "rollout": self.rollout} | self.fields.all
+        roles = role_statuses(named, self.engines.slots, self.restarts)
+        told, progress = self.observer, self.progress
+        return RunStatus(self.state, told.stage_text, progress.step, self.config.steps, roles, told.queue, progress.stats)
+
     def request_stop(self, at_once: bool = False) -> None:
         """End after the step in progress, with a checkpoint; at once where nothing is being trained, or a second time."""
         self.observer.stage(self.stopping.request(at_once))
@@ -261,8 +290,10 @@ class Controller:
     def hear_policy(self, message: Any) -> None:
         if isinstance(message, StepDone):
             self.progress.trained(message.step)
-        elif isinstance(message, Saved) and message.last:
-            self.stopping.saved()
+        elif isinstance(message, Saved):
+            self.observer.saved(message.step, message.path)
+            if message.last:
+                self.stopping.saved()
         self.inbox.put(message)
 
     async def handle(self, message: Any) -> None:
@@ -286,11 +317,11 @@ class Controller:
         elif isinstance(message, EngineLeft):
             self.engines.left(message.url)
         elif isinstance(message, Warn):
-            self.observer.warn(message.text)
+            self.observer.warn(message.text, role=message.role)
         elif isinstance(message, Failed):
             if message.fatal:
                 raise await self.failure(message)
-            self.observer.warn(message.text)
+            self.observer.warn(message.text, role=message.role)
         elif isinstance(message, Died):
             await self.died(message)
 
@@ -298,7 +329,8 @@ class Controller:
         """Start a role again that ended; not one that was told to end."""
         if self.stopping.requested:
             if message.role == "policy" and not self.saved_last:
-                self.observer.warn(f"the trainer ended while it was stopping ({message.how}); the last checkpoint stays")
+                how = f"the trainer ended while it was stopping ({message.how})"
+                self.observer.warn(f"{how}; the last checkpoint stays", role="policy")
                 raise self.stopped()
         elif message.role in self.fields:
             if not self.saved_last:

@@ -14,6 +14,7 @@ from relax_server.roles.field_worker import REFERENCE_ROLE, field_roles
 from relax_server.roles.messages import Beat, Cluster, Died, StartFields
 from relax_server.roles.placement import Placement, Role
 from relax_server.roles.process import STOP_SECONDS
+from relax_server.roles.record import Warns
 from relax_server.roles.restarts import Restarts
 
 START_SECONDS = 180.0
@@ -45,7 +46,7 @@ class FieldRoles:
         model_path: Path,
         features: Path | None,
         on_message: Callable[[Any], None],
-        warn: Callable[[str], None],
+        warn: Warns,
     ) -> None:
         self._job, self._restarts, self._on_message, self._warn = job, restarts, on_message, warn
         self._model_path, self._features = model_path, features
@@ -88,14 +89,19 @@ class FieldRoles:
         if message.generation != role.generation:
             return  # the end of an earlier one
         self._restarts.count(message.role, f"the last time {message.how}; end of {message.log}:\n{await role.log_tail()}")
-        self._warn(f"the {message.role} process ended ({message.how}); starting it again")
+        self._warn(f"the {message.role} process ended ({message.how}); starting it again", "restart", message.role)
         await self._start(message.role)
+
+    @property
+    def all(self) -> dict[str, Role]:
+        """By name."""
+        return self._roles
 
     def look_for_hangs(self, now: float) -> None:
         """Kill what was not heard of for too long; its end is then an event like any other."""
         for name, until in list(self._silent_until.items()):
             if now > until and self._roles[name].alive():
-                self._warn(f"the {name} process said nothing for too long and is killed")
+                self._warn(f"the {name} process said nothing for too long and is killed", "alarm", name)
                 del self._silent_until[name]
                 self._roles[name].kill()
 

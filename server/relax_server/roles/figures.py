@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from relax_sdk.runtime import Observer
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import Evaluated
 from relax_server.roles.outputs import Outputs, drop_after
+from relax_server.roles.record import RunRecord
 
 KEPT = 512
 """Steps whose figures may still be completed by an evaluation."""
@@ -21,11 +21,11 @@ class Figures:
 
     Args:
         layout: of the run.
-        observer: is shown them.
+        record: is told them.
     """
 
-    def __init__(self, layout: RunLayout, observer: Observer) -> None:
-        self._layout, self._observer = layout, observer
+    def __init__(self, layout: RunLayout, record: RunRecord) -> None:
+        self._layout, self._record = layout, record
         self._rows: dict[int, dict[str, Any]] = {}
         self._generated: deque[tuple[float, int]] = deque(maxlen=8)
         self._outputs: Outputs | None = None
@@ -39,6 +39,7 @@ class Figures:
         """Go on after a step; what an earlier start has written of later ones is dropped."""
         drop_after(self._layout.metrics, step)
         self._outputs = Outputs(self._layout)
+        self._record.begin(step)
 
     def add(self, step: int, metrics: dict[str, Any]) -> None:
         """A step is done."""
@@ -47,7 +48,7 @@ class Figures:
         self._rows[step] = row
         self._rows.pop(step - KEPT, None)
         self._write(row)
-        self._observer.step(row)
+        self._record.step(row)
 
     def evaluated(self, message: Evaluated, newest: int) -> None:
         """An evaluation has ended, of a step that may not be the newest."""
@@ -63,7 +64,8 @@ class Figures:
             eval_version_max=message.version_max,
         )
         self._write(row)
-        self._observer.step(self._rows.get(newest, row) | {"eval_reward": result.mean_reward})
+        self._record.evaluated(message.step, result)
+        self._record.step(self._rows.get(newest, row) | {"eval_reward": result.mean_reward})
 
     def is_evaluated(self, step: int) -> bool:
         """Whether there is a held-out reward of it."""
@@ -77,6 +79,7 @@ class Figures:
     def _write(self, row: dict[str, Any]) -> None:
         assert self._outputs is not None
         self._outputs.write(row)
+        self._record.figures(row)
 
     def _token_rate(self, row: dict[str, Any]) -> float:
         """Response tokens trained on per second, over the last few steps."""

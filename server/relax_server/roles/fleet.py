@@ -17,6 +17,7 @@ from relax_server.engines.addresses import EngineAddress, check_address
 from relax_server.engines.tokens import check_token
 from relax_server.roles.fleet_weights import FleetWeights
 from relax_server.roles.placement import Placement
+from relax_server.roles.record import Warns
 from relax_server.roles.restarts import Restarts
 from relax_server.roles.slot import EngineSlot, SlotState, make_process, start
 
@@ -80,7 +81,7 @@ class EngineFleet:
         features: Path | None,
         *,
         stage: Callable[[str], None],
-        warn: Callable[[str], None],
+        warn: Warns,
         changed: Callable[[float], None],
         failed: Callable[[RelaxError], None],
     ) -> None:
@@ -103,6 +104,11 @@ class EngineFleet:
     @property
     def infos(self) -> list[EngineInfo]:
         return [_info(slot) for slot in self._slots.values()]
+
+    @property
+    def slots(self) -> list[EngineSlot]:
+        """All engines, whatever their state."""
+        return [*self._slots.values()]
 
     def _in(self, *states: SlotState) -> list[EngineSlot]:
         return [slot for slot in self._slots.values() if slot.state in states]
@@ -246,7 +252,8 @@ class EngineFleet:
             try:
                 await asyncio.wait_for(slot.left.wait(), drain + LEFT_SECONDS)
             except TimeoutError:
-                self._warn(f"the rollout did not say that it left engine {slot.id} within {drain + LEFT_SECONDS:g} s")
+                late = f"within {drain + LEFT_SECONDS:g} s"
+                self._warn(f"the rollout did not say that it left engine {slot.id} {late}", role="rollout")
         await slot.stop()
         if self._slots.get(slot.id) is slot:
             del self._slots[slot.id]
@@ -300,7 +307,7 @@ class EngineFleet:
         """Take an engine out of the pool; another one takes its place, or it is tried again after a while."""
         slot.state, slot.reason = "lost" if slot.external else "starting", why
         if slot.external:
-            self._warn(f"the engine {slot.id} at {slot.url} {why}; it is left out")
+            self._warn(f"the engine {slot.id} at {slot.url} {why}; it is left out", role=f"engine-{slot.id}")
         self._changed(0.0)
         slot.task = self._spawn(self._await_return(slot) if slot.external else self._replace(slot, why))
 
@@ -316,14 +323,14 @@ class EngineFleet:
                     break
             except RelaxError as error:
                 slot.state, slot.reason, slot.pause = "lost", str(error), pause
-        self._warn(f"the engine {slot.id} at {slot.url} is back")
+        self._warn(f"the engine {slot.id} at {slot.url} is back", role=f"engine-{slot.id}")
         self._changed(0.0)
 
     async def _replace(self, slot: EngineSlot, why: str) -> None:
         """Start a new engine with the current weights in the place of one that is lost; it may be lost while it starts, too."""
         try:
             self.restarts.count(f"engine {slot.id}", await slot.log_tail())
-            self._warn(f"the engine at {slot.url} {why}; starting a new one")
+            self._warn(f"the engine at {slot.url} {why}; starting a new one", "restart", f"engine-{slot.id}")
             while True:
                 await slot.stop()
                 self._renew(slot)
@@ -332,7 +339,7 @@ class EngineFleet:
                     break
                 except EngineError as error:
                     self.restarts.count(f"engine {slot.id}", str(error))
-                    self._warn(f"{error}; starting another one")
+                    self._warn(f"{error}; starting another one", "restart", f"engine-{slot.id}")
         except RelaxError as error:  # nobody awaits this task
             await slot.stop()
             self._give_up(slot, str(error))
@@ -343,7 +350,7 @@ class EngineFleet:
         """The run goes on with the other engines, and ends if there are none."""
         slot.state, slot.reason = "lost", why
         if self._in("current", "starting"):
-            self._warn(f"engine {slot.id} is given up: {why}")
+            self._warn(f"engine {slot.id} is given up: {why}", role=f"engine-{slot.id}")
         else:
             self._failed(EngineUnavailable(why))
 

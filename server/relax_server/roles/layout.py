@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from relax_sdk.run import METRICS, WEIGHTS
+from relax_sdk.run import EVENTS, METRICS, STATUS, WEIGHTS
+from relax_sdk.showing import MEDIA
 from relax_server.timeline import TRACE
 
 
@@ -22,11 +23,21 @@ class RunLayout:
 
     @property
     def media(self) -> Path:
-        return self.folder / "media"
+        return self.folder / MEDIA
 
     @property
     def metrics(self) -> Path:
         return self.folder / METRICS
+
+    @property
+    def events(self) -> Path:
+        """What the run has said; `relax_server.roles.events` writes it."""
+        return self.folder / EVENTS
+
+    @property
+    def status(self) -> Path:
+        """How the run stands, or stood at its end; `relax_server.roles.status` writes it."""
+        return self.folder / STATUS
 
     @property
     def timeline(self) -> Path:
@@ -36,10 +47,6 @@ class RunLayout:
     @property
     def trace(self) -> Path:
         return self.folder / TRACE
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.folder / "tensorboard"
 
     @property
     def weights(self) -> Path:

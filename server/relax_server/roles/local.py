@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from pathlib import Path
-from typing import Any
+from signal import SIGINT
+from typing import Any, TypeVar
 
 from relax_sdk.config import RunConfig
 from relax_sdk.doctor import examine_machine
-from relax_sdk.endpoint import Endpoint, EndpointEvaluation
+from relax_sdk.endpoint import Endpoint
 from relax_sdk.errors import RunError
+from relax_sdk.evals.plan import EvalPlan
+from relax_sdk.evals.play import EvalResults
+from relax_sdk.evals.senses import SensesResults
+from relax_sdk.evaluation import Evaluation, Played
+from relax_sdk.exporting import Exported, ExportRequest
 from relax_sdk.findings import Finding
+from relax_sdk.mask import MaskExplanation
+from relax_sdk.recorded import RecordedTrajectory, TrajectoryFilter
 from relax_sdk.registry import EnvSpec
 from relax_sdk.replay import EpisodeReplay
+from relax_sdk.rescoring import Rescored
 from relax_sdk.runtime import Job, Observer, Tell
 from relax_sdk.stop_signals import Interrupted, StopSignals
+from relax_sdk.trajectory import Group
 from relax_server.roles.checks import check_engine
+from relax_server.roles.evaluating import check_senses, play_evaluation
 from relax_server.roles.launch import Launch
+from relax_server.roles.layout import RunLayout
 from relax_server.roles.local_model import LocalModel
+from relax_server.roles.looking import read_group, read_trajectories
 from relax_server.roles.loop_thread import LoopThread
+from relax_server.roles.masks import explain_mask
 from relax_server.roles.replay import replay_episode
+from relax_server.roles.rescoring import rescore
 from relax_server.rollout.endpoint import evaluate_endpoint
+
+T = TypeVar("T")
 
 
 def await_end(run: Callable[[], Coroutine[Any, Any, None]], request_stop: Callable[[bool], None], observer: Observer) -> None:
@@ -50,6 +69,32 @@ def await_end(run: Callable[[], Coroutine[Any, Any, None]], request_stop: Callab
         thread.close()
 
 
+def _until_stopped(playing: Coroutine[Any, Any, T]) -> T:
+    """Play in a thread, until it is over or a signal cancels it; it has closed what it opened when this returns.
+
+    Raises:
+        Interrupted: a signal stopped it.
+    """
+    thread, tasks = LoopThread(), list[asyncio.Task[Any]]()
+
+    async def carried() -> T:
+        tasks.extend(filter(None, [asyncio.current_task()]))
+        return await playing
+
+    def stop(at_once: bool) -> None:
+        for task in tasks:
+            thread.call(task.cancel)
+
+    try:
+        with StopSignals(stop) as signals:
+            try:
+                return thread.submit(carried()).result()
+            except CancelledError:
+                raise Interrupted(signals.caught or SIGINT) from None
+    finally:
+        thread.close()
+
+
 class LocalRuntime:
     """Carries out runs on this machine."""
 
@@ -71,7 +116,7 @@ class LocalRuntime:
 
     def evaluate_endpoint(
         self, spec: EnvSpec, config: RunConfig, endpoint: Endpoint, split: str, limit: int | None, tell: Tell
-    ) -> EndpointEvaluation:
+    ) -> Evaluation:
         """Play a split with a model elsewhere; no engine is started."""
         thread = LoopThread()
         try:
@@ -81,6 +126,22 @@ class LocalRuntime:
         finally:
             thread.close()
 
+    def play_evaluation(self, job: Job, plan: EvalPlan, tell: Tell, on_played: Callable[[Played], None]) -> EvalResults:
+        """Play what the job's folder does not hold yet, see `relax_sdk.evals`; a signal ends it, and nothing is lost.
+
+        Raises:
+            Interrupted: a signal stopped it.
+        """
+        return _until_stopped(play_evaluation(job, plan, tell, on_played))
+
+    def play_senses(self, job: Job, plan: EvalPlan, model: str, tell: Tell) -> SensesResults:
+        """Play the passes of the blindness check, see `relax_sdk.evals.check`.
+
+        Raises:
+            Interrupted: a signal stopped it.
+        """
+        return _until_stopped(check_senses(job, plan, model, tell))
+
     def replay_episode(self, job: Job, episode: str, model: str | None, tell: Tell) -> EpisodeReplay:
         """Play one recorded episode again, see `relax_sdk.replay`; an engine is started only for a model."""
         thread = LoopThread()
@@ -88,6 +149,32 @@ class LocalRuntime:
             return thread.submit(replay_episode(job, episode, model, tell)).result()
         finally:
             thread.close()
+
+    def rescore(self, job: Job, wanted: TrajectoryFilter, movers: int, tell: Tell) -> Rescored:
+        """Score recorded episodes again, see `relax_sdk.rescoring`."""
+        thread = LoopThread()
+        try:
+            return thread.submit(rescore(job, wanted, movers, tell)).result()
+        finally:
+            thread.close()
+
+    def read_trajectories(self, folder: Path, config: RunConfig, wanted: TrajectoryFilter) -> list[RecordedTrajectory]:
+        """Recorded trajectories of a run, see `relax_sdk.recorded`."""
+        return read_trajectories(config, RunLayout(folder), wanted)
+
+    def read_group(self, folder: Path, config: RunConfig, id: str) -> Group:
+        """A recorded group of a run, see `relax_sdk.recorded`."""
+        return read_group(config, RunLayout(folder), id)
+
+    def explain_mask(self, folder: Path, config: RunConfig, episode: str) -> MaskExplanation:
+        """Explain the tokens of a recorded episode, see `relax_sdk.mask`."""
+        return explain_mask(config, RunLayout(folder), episode)
+
+    def export(self, folder: Path, config: RunConfig, request: ExportRequest) -> Exported:
+        """Write recorded episodes out, see `relax_sdk.exporting`."""
+        from relax_server.roles.exports import export  # takes the libraries `datasets` and pyarrow, which take a second
+
+        return export(config, RunLayout(folder), request)
 
     def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
         """Whether this machine can train."""

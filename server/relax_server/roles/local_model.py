@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Hashable
+from dataclasses import replace
 from typing import Any
 
 from relax_sdk.config import SamplingParams
 from relax_sdk.errors import EngineError, RunError
 from relax_sdk.evaluation import Evaluation
 from relax_sdk.messages import AssistantMessage, Message
+from relax_sdk.recorded import Trajectories
 from relax_sdk.runtime import Job, Tell, silent
 from relax_server.models.catalog import resolve_model
 from relax_server.roles.layout import RunLayout
+from relax_server.roles.looking import recorded
 from relax_server.roles.loop_thread import LoopThread
 from relax_server.roles.messages import (
     Chat,
@@ -85,24 +88,28 @@ class LocalModel:
     # ------------------------------------------------------------------------------------------------------ questions
 
     def evaluate(self, split: str, limit: int, tell: Tell) -> Evaluation:
-        """Play a split greedily.
+        """Play a split greedily; the trajectories of the result are `RecordedTrajectory`.
 
         Raises:
             RunError: the rollout process failed, or no episode ended for ten minutes.
         """
 
-        async def ask() -> Evaluation:
+        async def ask() -> Evaluated:
             async with self._one_by_one:
                 answer = self._expect(Evaluated)
                 self._rollout.send(Evaluate(self._job.config.steps, split, limit))
                 async with _limit() as clock:
                     self._told, self._limit = tell, clock
                     try:
-                        return (await answer).result
+                        return await answer
                     finally:
                         self._told, self._limit = silent, None
 
-        return self._thread.submit(ask()).result()
+        done = self._thread.submit(ask()).result()
+        layout = RunLayout(self._job.folder)
+        return replace(
+            done.result, trajectories=Trajectories(recorded(t, None, layout, "eval") for t in done.result.trajectories)
+        )
 
     def generate(self, messages: list[Message], sampling: SamplingParams) -> AssistantMessage:
         """One answer.

@@ -12,6 +12,7 @@ from relax_sdk.runtime import Job
 from relax_server.roles.fleet import EngineFleet
 from relax_server.roles.messages import BatchTaken, Beat, Died, RolloutReport, Saved, StartPolicy, StartRollout, StepDone
 from relax_server.roles.placement import Exchange, Placement
+from relax_server.roles.record import Warns
 from relax_server.roles.restarts import Restarts
 
 STEP_SECONDS = 900.0
@@ -54,7 +55,7 @@ class MainRoles:
         exchange: Exchange,
         hear_policy: Callable[[Any], None],
         hear_rollout: Callable[[Any], None],
-        warn: Callable[[str], None],
+        warn: Warns,
     ) -> None:
         self._job, self._placement, self._restarts, self._warn = job, placement, restarts, warn
         self._model_path, self._exchange = model_path, exchange
@@ -122,12 +123,12 @@ class MainRoles:
     def look_for_hangs(self, now: float) -> None:
         """Kill a role that was not heard of for too long; its end is then an event like any other."""
         if self._rollout_at is not None and now - self._rollout_at > SILENCE_SECONDS and self.rollout.alive():
-            self._warn(f"the rollout process said nothing for {SILENCE_SECONDS:.0f} s and is killed")
+            self._warn(f"the rollout process said nothing for {SILENCE_SECONDS:.0f} s and is killed", "alarm", "rollout")
             self._rollout_at = None
             self.rollout.kill()
         limit = SILENCE_SECONDS if self._policy_waits else STEP_SECONDS
         if self._policy_at is not None and now - self._policy_at > limit and self.policy.alive():
-            self._warn(f"the trainer said nothing for {limit:.0f} s and is killed")
+            self._warn(f"the trainer said nothing for {limit:.0f} s and is killed", "alarm", "policy")
             self._policy_at = None
             self.policy.kill()
 
@@ -145,7 +146,7 @@ class MainRoles:
             self._restarts.count(
                 message.role, f"the last time {message.how}; end of {message.log}:\n{await self._log(message)}"
             )
-            self._warn(f"the {message.role} process ended ({message.how}); starting it again")
+            self._warn(f"the {message.role} process ended ({message.how}); starting it again", "restart", message.role)
             try:
                 return await start()
             except RoleDied as died:  # while it was starting

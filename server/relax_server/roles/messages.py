@@ -169,6 +169,8 @@ class Warn:
     """Something worth a line on the user's screen."""
 
     text: str
+    role: str = ""
+    """That says it, or that it is about."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,8 @@ class Failed:
     text: str
     fatal: bool
     """True: starting it again would fail the same way."""
+    role: str = ""
+    """Which one."""
 
 
 # -------------------------------------------------------------------------------------------------- controller ↔ policy
@@ -296,6 +300,8 @@ class StartController:
     """The `Job`."""
     placement: Any
     """The `Placement` that starts the other roles."""
+    restarted: str = ""
+    """How the controller before this one ended; empty: there was none."""
 
 
 @dataclass(frozen=True)
@@ -328,6 +334,7 @@ class Started:
     """An actor runs."""
 
     pid: int
+    host: str
 
 
 @dataclass(frozen=True)

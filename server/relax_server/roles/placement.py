@@ -20,6 +20,10 @@ class Role(Protocol):
 
     generation: int
     """How often it was started; `Died` says which of them ended."""
+    host: str
+    """Name of the machine that it is on; empty where that is not known yet."""
+    since: float | None
+    """Unix seconds of its last start; None before that."""
 
     @property
     def pid(self) -> int | None:
@@ -51,6 +55,14 @@ class Role(Protocol):
 
 class Engine(Protocol):
     """One engine in a process of its own."""
+
+    host: str
+    """Name of the machine that it is on; empty where that is not known yet."""
+
+    @property
+    def pid(self) -> int | None:
+        """On its host; None before it runs."""
+        ...
 
     @property
     def url(self) -> str: ...

@@ -36,6 +36,7 @@ from relax_server.roles.messages import (
     Warn,
 )
 from relax_server.roles.poison import POISON, check_bearable, poisoned
+from relax_server.roles.token_records import TokenRecords
 from relax_server.timeline import Timeline
 from relax_server.training.group_fields import ADVANTAGES_FIELD, REF_LOG_PROBS, Given, field_names
 from relax_server.training.policy import PolicyModel
@@ -91,6 +92,7 @@ class PolicyRole:
             features=first.features,
             own_reference=REFERENCE_ROLE not in field_roles(config),
         )
+        self.records = TokenRecords(self.journal, first.run) if config.training.record_tokens else None
         self.unsaved: list[str] = []
         """Groups trained on since the last checkpoint."""
         self._renewed = self._beat = time.monotonic()
@@ -122,7 +124,7 @@ class PolicyRole:
         config = self.start.config.warmup
         groups = self.journal.groups(self.start.run, split="warmup", limit=config.steps, newest_first=False)
         for group in groups:
-            samples = [sample for trajectory in group.trajectories for sample in trajectory.samples()]
+            samples = [sample for trajectory in group.counted for sample in trajectory.samples()]
             with self.timeline.span("warm-up step"):
                 self.policy.warmup_step(samples, self.media, config.lr)
         self.policy.end_warmup()
@@ -244,6 +246,8 @@ class PolicyRole:
         taken = time.perf_counter()
         metrics: dict[str, Any] = dict(self.policy.train_step(batch.groups, self.media, batch.version, given))
         trained = time.perf_counter()
+        if self.records is not None and self.policy.tokens is not None:
+            self.records.add(batch.groups, self.policy.tokens, self.policy.step, batch.version)
         for stage, start, end in self.policy.spans:
             self.timeline.add(stage, start, end, step=self.policy.step)
         self.unsaved += [group.id for group in batch.groups]
@@ -288,7 +292,7 @@ class PolicyRole:
         found = poisoned(batch.groups, attempt)
         for id, reason in found.items():
             self.bus.set_aside(id, reason)
-            self.channel.send(Warn(f"group {id} cannot be trained on and was set aside: {reason}"))
+            self.channel.send(Warn(f"group {id} cannot be trained on and was set aside: {reason}", "policy"))
         self.bus.give_back(batch)
         if not found:
             raise error
@@ -302,6 +306,8 @@ class PolicyRole:
         step = self.policy.step
         folder = self.layout.checkpoint(step)
         with self.timeline.span("checkpoint", step=step):
+            if self.records is not None:
+                self.records.finish()
             if not folder.exists():
                 self.policy.save(folder, {"groups": self.unsaved, "step": step})
             self.bus.ack(self.unsaved, step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -35,6 +36,9 @@ class RoleProcess:
         self.log = folder / "logs" / f"{role}.log"
         self._on_message = on_message
         self._threads = threads
+        self.host = platform.node()
+        self.since: float | None = None
+        """Unix seconds of its last start."""
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._stopping = False
@@ -52,6 +56,7 @@ class RoleProcess:
         self.generation += 1
         generation, self._stopping = self.generation, False
         self._channel = channel = self._spawn()
+        self.since = time.time()
 
         def deliver(message: Any) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -39,6 +40,8 @@ class Progress:
         """Groups set aside, as a training step fails on them; `dropped` counts them too."""
         self.stats: dict[str, Any] = {}
         """The rollout's last figures, as in `relax_server.rollout.RolloutStats`."""
+        self._failures, self._failures_before = Counter[str](), Counter[str]()
+        """Failed attempts by the name of their error: of the rollout that runs now, and of those before it."""
         self._waiting = ""
         """What the first step waits for, in words; empty from then on."""
 
@@ -93,6 +96,9 @@ class Progress:
         metrics = message.metrics | {"seconds_load": pause, "engines": engines}
         metrics |= {"dropped_total": self.dropped - self._set_aside, "set_aside_total": self._set_aside}
         metrics |= {f"rollout_{k}": v for k, v in self.stats.items() if isinstance(v, (int, float))}
+        if failing := self.stats.get("failing_tasks"):
+            metrics["rollout_failing_tasks"] = failing
+        metrics["failures"] = dict(self._failures_before + self._failures)
         self._figures.add(message.step, metrics)
 
     # -------------------------------------------------------------------------------------------------------------- groups
@@ -113,6 +119,9 @@ class Progress:
 
     def report(self, stats: dict[str, Any]) -> None:
         """The rollout's figures are here: how far the episodes are that the first step waits for is shown."""
-        self.stats = stats
+        failures = Counter[str](stats.get("failures", {}))
+        if failures.total() < self._failures.total():  # the rollout was started again
+            self._failures_before += self._failures
+        self.stats, self._failures = stats, failures
         if self._waiting and (counts := waited_for(stats, self._config.rollout.groups_per_step)):
             self._observer.stage(f"{self._waiting}: {counts}")

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
-from relax_sdk.config import RunConfig
 from relax_sdk.errors import ConfigError, RunError
 from relax_sdk.media import MediaStore
+from relax_sdk.origin import AgentLike
+from relax_sdk.recorded import RecordedTrajectory
 from relax_sdk.replay import EpisodeReplay
 from relax_sdk.runtime import Job, Tell
-from relax_sdk.tasks import task_splits
+from relax_sdk.session import Agent
+from relax_sdk.tasks import TaskSplit, task_splits
 from relax_sdk.trajectory import Trajectory
-from relax_server.journal import open_journal
 from relax_server.models.catalog import resolve_model
 from relax_server.models.processor import Processor
 from relax_server.roles.layout import RunLayout
+from relax_server.roles.looking import read_episode
 from relax_server.roles.placement import LocalPlacement
 from relax_server.roles.slot import start_engine
+from relax_server.rollout.failed_attempts import FAILED
 from relax_server.rollout.replay import compare, play_again, sample_again
 from relax_server.rollout.task import EpisodeTask
-
-LISTED = 6
-"""Ids that an error names."""
-MOST = 1_000_000
-"""Episodes of a run that are looked through."""
 
 
 async def replay_episode(job: Job, episode: str, model: str | None, tell: Tell) -> EpisodeReplay:
@@ -34,19 +32,15 @@ async def replay_episode(job: Job, episode: str, model: str | None, tell: Tell) 
     Args and raises: as `relax_sdk.replay.replay_episode`'s.
     """
     config, layout = job.config, RunLayout(job.folder)
-    recorded, split = read_episode(config, layout, episode)
-    if split == "warmup":
+    recorded = read_episode(config, layout, episode)
+    if recorded.split == "warmup":
         raise ConfigError(f"{recorded.id}: no policy answered in the format warm-up, so there is nothing to play again")
     if not any(turn.response_ids for turn in recorded.turns):
         raise ConfigError(f"{recorded.id}: no tokens of answers are recorded ({recorded.error or recorded.status})")
-    agent = job.agent
-    if agent is not None and not callable(agent):
-        raise ConfigError(
-            f"{recorded.id} was played by a program of its own ({agent}); agents that are functions can play again"
-        )
+    agent = require_function(job.agent, recorded.id)
     tell("playing the environment")
     processor = Processor.load(resolve_model(config.model, config.seed))
-    task = task_of(job, recorded, split)
+    task = task_of(job, recorded, task_splits(job.spec.load_tasks()))
     now, group_rewards = await play_again(job.spec, config, processor, agent, recorded, task)
     differences, notes, tokens = compare(recorded, now, processor, group_rewards), [], None
     if group_rewards:
@@ -81,48 +75,35 @@ async def replay_episode(job: Job, episode: str, model: str | None, tell: Tell) 
     )
 
 
-def read_episode(config: RunConfig, layout: RunLayout, episode: str) -> tuple[Trajectory, str]:
-    """The record of an episode, and its split in the journal.
+def require_function(agent: AgentLike, what: str) -> Agent | None:
+    """An agent that can play again, None for the built-in loops.
 
     Args:
-        config: of the run.
-        layout: of its folder.
-        episode: id, without the run's name if that is wanted, or a beginning that fits only one.
+        agent: of the run.
+        what: was played by it.
 
     Raises:
-        ConfigError: none or several fit; the message names the nearest.
+        ConfigError: the agent is a command.
     """
-    run = layout.folder.name
-    if config.ray.journal is None and not layout.journal.exists():
-        raise ConfigError(f"{layout.folder} has no journal, so no episode of it is known")
-    journal = open_journal(config.ray.journal or layout.journal)
-    try:
-        rows = {row.id: row for row in journal.trajectories(run, limit=MOST)}
-        wanted = episode if episode.startswith(f"{run}/") else f"{run}/{episode}"
-        found = [wanted] if wanted in rows else sorted(id for id in rows if id.startswith(wanted))
-        if len(found) == 1:
-            return journal.trajectory(found[0]), rows[found[0]].split
-        if found:
-            raise ConfigError(f"{len(found)} episodes of {run} begin with {episode!r}: {_listed(found)}")
-        near = difflib.get_close_matches(wanted, rows, n=LISTED, cutoff=0.0)
-        raise ConfigError(f"{run} has no episode {episode!r}; the nearest of {len(rows)}: {_listed(near) or 'there is none'}")
-    finally:
-        journal.close()
+    if agent is None or callable(agent):
+        return agent
+    raise ConfigError(f"{what} was played by a program of its own ({agent}); agents that are functions can play again")
 
 
-def _listed(ids: list[str]) -> str:
-    return ", ".join(ids[:LISTED]) + (", …" if len(ids) > LISTED else "")
-
-
-def task_of(job: Job, recorded: Trajectory, split: str) -> EpisodeTask:
+def task_of(job: Job, recorded: RecordedTrajectory, splits: Mapping[str, TaskSplit]) -> EpisodeTask:
     """The task of a record, its row read anew.
+
+    Args:
+        job: names the run and its sampling.
+        recorded: the record.
+        splits: of the environment's tasks.
 
     Raises:
         ConfigError: the environment no longer has the split.
     """
-    if split == "eval":  # in the journal all evaluations are; the id says of which split
+    split = recorded.split
+    if split in ("eval", FAILED):  # in the journal all evaluations are one, and all failed attempts; the id tells
         split = recorded.id.removeprefix(f"{job.folder.name}/").partition("/")[0]
-    splits = task_splits(job.spec.load_tasks())
     if split not in splits:
         raise ConfigError(f"{recorded.id}: {job.spec.id} has no split {split!r} any more; there are {', '.join(splits)}")
     row = splits[split].row(recorded.task_index)

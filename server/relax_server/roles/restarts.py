@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from relax_sdk.errors import RunError
@@ -30,10 +30,15 @@ class Restarts:
         self._times: dict[str, deque[float]] = {}
         self._in_vain: dict[str, int] = {}
         """Restarts of the roles that tell of progress, since the last."""
+        self._total = Counter[str]()
 
     def went_on(self, role: str) -> None:
         """The role has done something that it had not done before; from now on it is expected to, however long it takes."""
         self._in_vain[role] = 0
+
+    def total(self, role: str) -> int:
+        """How often a role was started again since the run's program began."""
+        return self._total[role]
 
     def count(self, role: str, detail: str) -> None:
         """Count one restart.
@@ -50,6 +55,7 @@ class Restarts:
         while times and now - times[0] > RESTART_WINDOW:
             times.popleft()
         times.append(now)
+        self._total[role] += 1
         often = f"{len(times)} times within {RESTART_WINDOW / 60:.0f} minutes" if len(times) > MAX_RESTARTS else ""
         if role in self._in_vain:
             self._in_vain[role] += 1

@@ -44,6 +44,7 @@ from relax_server.roles.messages import (
     Warn,
 )
 from relax_server.rollout.context import default_agent
+from relax_server.rollout.otel_traces import open_traces
 from relax_server.rollout.pool import EnginePool
 from relax_server.rollout.threads import CallThreads
 from relax_server.rollout.warmup import make_warmup
@@ -84,6 +85,7 @@ class RolloutRole:
             fork = first.config.rollout.fork_agents
             self.gateway = AgentGateway(first.agent, self.processor, self.store, CallThreads("agent media", 2), fork)
             agent, warmup = self.gateway.play, default_agent(first.spec.load())
+        self.traces = open_traces(first.config.tracking.traces, first.run, first.config.model)
         self.worker = RolloutWorker(
             first.spec,
             first.config,
@@ -94,6 +96,7 @@ class RolloutRole:
             first.run,
             agent=agent,
             warmup_agent=warmup,
+            traces=self.traces,
             timeline=Timeline(layout.timeline if first.train else None, "rollout"),
         )
         self.tasks: set[asyncio.Task[None]] = set()
@@ -173,7 +176,7 @@ class RolloutRole:
         """A client of an engine."""
 
         def warn(text: str) -> None:
-            self.channel.send(Warn(text))
+            self.channel.send(Warn(text, "rollout"))
 
         return CoalescingEngine(connect(address, self.store.root, self.first.model_path, warn))
 
@@ -187,7 +190,8 @@ class RolloutRole:
                 self.channel.send(Evaluating(message.step, played))
 
         result = await self.worker.evaluate(message.limit, split=message.split, step=message.step, on_played=tell)
-        evaluation = Evaluation(result.mean_reward, result.ci95, result.n, result.components, result.failures)
+        kept = [] if self.first.train else result.trajectories  # a run has them in its journal
+        evaluation = Evaluation(result.mean_reward, result.ci95, result.n, result.components, result.failures, kept)
         self.channel.send(Evaluated(message.step, evaluation, result.version_min or 0, result.version_max or 0))
 
     async def chat(self, message: Chat) -> None:
@@ -210,11 +214,11 @@ class RolloutRole:
             failed = sum(stats.failures.values())
             if failed > warned:
                 last = stats.last_errors[-1] if stats.last_errors else "?"
-                self.channel.send(Warn(f"{failed - warned} episode attempts failed; the last: {last}"))
+                self.channel.send(Warn(f"{failed - warned} episode attempts failed; the last: {last}", "rollout"))
                 warned = failed
             if stats.unlike_groups and not unlike:
                 unlike = True
-                self.channel.send(Warn(UNLIKE.format(env=self.worker.spec.id)))
+                self.channel.send(Warn(UNLIKE.format(env=self.worker.spec.id), "rollout"))
             await asyncio.sleep(STATS_SECONDS)
 
     async def close(self) -> None:
@@ -226,3 +230,4 @@ class RolloutRole:
             await self.gateway.close()
         await self.pool.close()
         self.journal.close()
+        await asyncio.to_thread(self.traces.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +57,8 @@ class EngineSlot:
     """Seconds before one that runs elsewhere and was lost is tried again."""
     token: str = field(default="", repr=False)
     """What it wants to be shown; known once it is started."""
+    since: float | None = None
+    """Unix seconds of its last start; None before that."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """No call is in flight any more, and none will be."""
     task: asyncio.Task[None] | None = None
@@ -140,6 +143,7 @@ async def start(slot: EngineSlot, job: Job, model_path: Path) -> None:
         EngineError: what runs elsewhere is of another kind than was said.
         ConfigError: SGLang or vLLM is wanted and not installed, or cannot do here what the run wants.
     """
+    slot.since = time.time()
     if slot.process is not None:
         await slot.process.start(START_SECONDS[slot.kind])
         slot.token = slot.process.token

@@ -15,6 +15,7 @@ from relax_sdk.tools import has_tools
 from relax_server.rollout.environment import EnvContext
 from relax_server.rollout.policy.base import Policies
 from relax_server.rollout.stats import Tally
+from relax_server.rollout.traces import Traces
 
 AGENT_GROUP = "relax.agents"
 """Entry points: `chat` and `tools` are the built-in loops."""
@@ -31,6 +32,8 @@ class RolloutContext(EnvContext):
     """One per episode that may be in flight."""
     scored: bool = True
     """Whether finished episodes are scored; where not, no reward function, judge or group reward is called."""
+    traces: Traces = field(default_factory=Traces)
+    """Spans of episodes go there."""
     tally: Tally = field(default_factory=Tally)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while some episodes of many are begun or cancelled, so that the event loop does other things in between."""

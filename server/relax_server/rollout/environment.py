@@ -7,7 +7,8 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from relax_sdk import errors
@@ -22,6 +23,7 @@ from relax_sdk.validation import check_flag, check_reset, check_reward, check_st
 from relax_server.rollout.clock import EpisodeClock
 from relax_server.rollout.task import EpisodeTask
 from relax_server.rollout.threads import CallThreads
+from relax_server.rollout.traces import EpisodeTrace
 
 OURS = ("relax_sdk", "relax_server")
 """Packages whose errors are told as they are."""
@@ -60,17 +62,20 @@ class EnvRunner:
     Args:
         context: shared by all episodes.
         task: what to play.
+        trace: gets a span for each call of a tool.
     """
 
-    def __init__(self, context: EnvContext, task: EpisodeTask) -> None:
+    def __init__(self, context: EnvContext, task: EpisodeTask, trace: EpisodeTrace) -> None:
         self.context = context
         self.task = task
+        self._trace = trace
         self.clock = EpisodeClock()
         self.env: Env | None = None
         self.lost = False
         """A thread is stuck inside the environment, which must not be touched any more."""
         self._info: dict[str, Any] = {}
         """The last one."""
+        self._show = None if task.lens is None else task.lens(task.task_index)
 
     @property
     def tools(self) -> tuple[Sequence[dict[str, Any]], str]:
@@ -92,6 +97,7 @@ class EnvRunner:
             EpisodeTimeout: it took longer than `reset_timeout`.
         """
         messages, self._info = check_reset(await self._begin(), self.context.observes)
+        messages = await self._seen(messages)
         prompt = self._environment.system_prompt
         if prompt is not None:
             messages.insert(0, Message("system", (Text(prompt),)))
@@ -106,7 +112,7 @@ class EnvRunner:
         """
         outcome = check_step(await self.invoke(self._environment.step, action, limit=self.context.config.step_timeout))
         self._info = outcome.info
-        return outcome
+        return replace(outcome, observation=await self._seen(outcome.observation)) if self._show is not None else outcome
 
     async def call_tools(self, action: AssistantMessage) -> StepOutcome:
         """Carry out the tool calls of an action, each within `step_timeout`; `info` is that of the last `step` or `reset`.
@@ -115,10 +121,16 @@ class EnvRunner:
             EnvError: what the tools give as reward and ends has the wrong type.
             EpisodeTimeout: one of them took too long.
         """
-        invoke = functools.partial(self.invoke, limit=self.context.config.step_timeout)
+        limit, tools = self.context.config.step_timeout, {call.name for call in action.tool_calls}
+
+        async def invoke(function: Callable[..., Any], *arguments: Any) -> Any:
+            name = getattr(getattr(function, "func", None), "__name__", "")
+            with self._trace.stage("tool", name) if name in tools else nullcontext():
+                return await self.invoke(function, *arguments, limit=limit)
+
         messages, reward, terminated, truncated = await call_tools(self._environment, action, invoke)
         return StepOutcome(
-            messages,
+            await self._seen(messages),
             check_reward("the tools", reward),
             check_flag("terminated", terminated),
             check_flag("truncated", truncated),
@@ -154,6 +166,12 @@ class EnvRunner:
         if env is None or self.lost or not self.context.needs_close:
             return
         await self.invoke(env.close, limit=self.context.config.step_timeout)
+
+    async def _seen(self, messages: list[Message]) -> list[Message]:
+        """What the policy is shown of an observation."""
+        if self._show is None or not messages:
+            return messages
+        return await self.context.threads.call(self._show, messages, limit=self.context.config.step_timeout)
 
     @property
     def _environment(self) -> Env:

@@ -96,6 +96,7 @@ class Episode:
             self._holds_slot = True
             self._leave_queue()
             self._started = time.monotonic()
+            self.session.trace.begin()
             self._timer = asyncio.get_running_loop().call_later(self.context.config.episode_timeout, self._late)
             trajectory = await self._play()
             if self._expired:  # and its cancellation was swallowed on the way
@@ -146,7 +147,8 @@ class Episode:
             return await self.session.runner.invoke(function, *arguments, limit=max(limit - spent, 1e-3))
 
         try:
-            await score(self.session.env, trajectory, invoke)
+            with self.session.trace.stage("score"):
+                await score(self.session.env, trajectory, invoke)
         except EpisodeTimeout as error:
             raise EpisodeTimeout(f"{self.session.where('score')}: took longer than {limit:g} s") from error
         except RelaxError as error:
@@ -166,6 +168,7 @@ class Episode:
         session, task, now = self.session, self.task, time.monotonic()
         self.error, outcome = error, session.outcome
         started = self._started if self._started is not None else now
+        failure = {} if error is None else {"failure": type(error).__name__}
         return Trajectory(
             id=task.id,
             env=self.context.spec.id,
@@ -181,13 +184,14 @@ class Episode:
             error=storable_text(str(error)) if error is not None else None,
             attempts=task.attempt,
             timings={"queued": started - self._created, **session.timings, "total": now - started},
-            info={} if bare else (plain_data(outcome.info) if outcome is not None else {}) | session.extra_info,
+            info=failure if bare else (plain_data(outcome.info) if outcome is not None else {}) | session.extra_info | failure,
         )
 
     def _finish(self, trajectory: Trajectory) -> None:
         if self.result.done():
             return
         self._enter(trajectory.status)
+        self.session.trace.end(trajectory)
         if self.error is not None and (trajectory.status in FAILURES or isinstance(self.error, EngineAborted)):
             self.context.tally.fail(self.error)
             logger.info("episode %s, attempt %d: %s", trajectory.status, self.task.attempt, self.error)

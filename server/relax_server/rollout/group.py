@@ -16,6 +16,7 @@ from relax_sdk.trajectory import Group, Trajectory, derive_seed
 from relax_server.rollout.context import RolloutContext
 from relax_server.rollout.environment import named_error
 from relax_server.rollout.episode import GRACE, USABLE, Episode
+from relax_server.rollout.lenses import Lens
 from relax_server.rollout.task import EpisodeTask
 
 
@@ -33,8 +34,10 @@ class GroupTask:
     """Seed of the run; the group's environments get one that is derived from it, and so does every answer."""
     sampling: SamplingParams
     on_failure: Literal["retry", "retry_then_count", "count", "drop"]
-    """As `RolloutConfig.on_failure`; `retry_then_count` keeps an episode that failed every time, with reward 0."""
+    """As `RolloutConfig.on_failure`; `retry_then_count` keeps an episode that failed every time, without a reward."""
     max_retries: int
+    lens: Lens | None = None
+    """Changes what the policies are shown; None: nothing."""
 
     def episode(self, index: int, attempt: int) -> EpisodeTask:
         """The episode at a position of the group. All positions, and all attempts, have the environment's seed in common."""
@@ -49,6 +52,7 @@ class GroupTask:
             run_seed=self.seed,
             sampling=self.sampling,
             attempt=attempt,
+            lens=self.lens,
         )
 
 
@@ -65,6 +69,13 @@ class GroupResult:
     """Failed attempts by the name of their error."""
     error: str | None = None
     """The last failure in words."""
+    failed: list[Trajectory] = field(default_factory=list)
+    """Every attempt that failed, those included that were tried again, in the order in which they ended."""
+
+    def failed_beside(self, group: Group | None) -> list[Trajectory]:
+        """The failed attempts that are not in a group of these episodes."""
+        inside = {id(trajectory) for trajectory in group.trajectories} if group is not None else set()
+        return [trajectory for trajectory in self.failed if id(trajectory) not in inside]
 
 
 AT_ONCE = 16
@@ -85,6 +96,7 @@ class _Play:
         """What was shown first, by each attempt that came so far."""
         self.kept: dict[int, Trajectory] = {}
         self.failures: Counter[str] = Counter()
+        self.failed: list[Trajectory] = []
         self.error: str | None = None
         self.live: dict[int, Episode] = {}
         self.scorer: Episode | None = None
@@ -137,6 +149,7 @@ class _Play:
             self._keep_open(episode)
         elif not self.cancelled:
             self.failures[type(episode.error).__name__] += 1
+            self.failed.append(trajectory)
             self.error = trajectory.error
             policy, again = self.task.on_failure, trajectory.attempts <= self.task.max_retries
             if policy in ("retry", "retry_then_count") and again:
@@ -175,7 +188,7 @@ async def play_group(context: RolloutContext, task: GroupTask) -> GroupResult:
     if not _alike(play.first):
         context.tally.unlike_groups += 1
     kept = [play.kept[index] for index in sorted(play.kept)]
-    result = GroupResult(None, [play.last[i] for i in sorted(play.last)], play.failures, play.error)
+    result = GroupResult(None, [play.last[i] for i in sorted(play.last)], play.failures, play.error, play.failed)
     usable = any(t.status in USABLE and context.policies.answered(t) for t in kept)
     if usable and await _score(play, kept, result):
         result.group = Group(task.id, context.spec.id, task.task_index, kept)

@@ -7,6 +7,7 @@ import json
 import math
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +51,10 @@ async def play_again(
     Returns:
         The new trajectory, and whether its environment has rewards for whole groups, which are not in it.
     """
-    env_class, threads = spec.load(), CallThreads("replay", THREADS)
+    threads = CallThreads("replay", THREADS)
     with tempfile.TemporaryDirectory(prefix="relax-replay-") as folder:
-        intake = MediaIntake(MediaStore(Path(folder)), processor, threads, config.rollout.step_timeout)
-        context = RolloutContext(
-            run="replay",
-            spec=spec,
-            env_class=env_class,
-            config=config.rollout,
-            agent=agent or default_agent(env_class),
-            policies=RecordedPolicies(Renderer(processor), intake, recorded.turns),
-            threads=threads,
-            slots=asyncio.Semaphore(1),
-        )
-        episode = Episode(context, task)
+        stage = ReplayStage(spec, config, processor, agent, threads, MediaStore(Path(folder)), asyncio.Semaphore(1))
+        episode = stage.episode(recorded, task)
         try:
             trajectory = await episode.launch()
             groups = episode.has_group_rewards
@@ -71,6 +62,43 @@ async def play_again(
         finally:
             threads.close()
     return trajectory, groups
+
+
+@dataclass(frozen=True)
+class ReplayStage:
+    """What replays of recorded episodes stand on; several may go on at once."""
+
+    spec: EnvSpec
+    config: RunConfig
+    processor: Processor
+    agent: Agent | None
+    """Played them; None: the built-in loop."""
+    threads: CallThreads
+    store: MediaStore
+    """Takes the media that the environments show."""
+    slots: asyncio.Semaphore
+    """One per episode that may be in flight."""
+
+    def episode(self, recorded: Trajectory, task: EpisodeTask) -> Episode:
+        """An episode that gives the recorded answers again; `launch` plays it.
+
+        Args:
+            recorded: the record.
+            task: with the recorded row and seed.
+        """
+        env_class, rollout = self.spec.load(), self.config.rollout
+        intake = MediaIntake(self.store, self.processor, self.threads, rollout.step_timeout)
+        context = RolloutContext(
+            run="replay",
+            spec=self.spec,
+            env_class=env_class,
+            config=rollout,
+            agent=self.agent or default_agent(env_class),
+            policies=RecordedPolicies(Renderer(self.processor), intake, recorded.turns),
+            threads=self.threads,
+            slots=self.slots,
+        )
+        return Episode(context, task)
 
 
 def compare(recorded: Trajectory, now: Trajectory, processor: Processor, group_rewards: bool) -> list[Difference]:
@@ -85,6 +113,11 @@ def compare(recorded: Trajectory, now: Trajectory, processor: Processor, group_r
         ends = [f"{t.status} after {len(t.turns)} turns" + (f" ({t.error})" if t.error else "") for t in (recorded, now)]
         found.append(Difference("end", "the episode", *ends))
     return [difference for difference in found if difference is not None]
+
+
+def shown_otherwise(recorded: Trajectory, now: Trajectory) -> bool:
+    """Whether the messages of a replay are not those of the record."""
+    return _messages(recorded, now) is not None
 
 
 def _messages(recorded: Trajectory, now: Trajectory) -> Difference | None:

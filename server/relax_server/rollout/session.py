@@ -47,7 +47,8 @@ class EpisodeSession:
     def __init__(self, context: RolloutContext, task: EpisodeTask, enter: Callable[[State], None]) -> None:
         self.context = context
         self.task = task
-        self.runner = EnvRunner(context, task)
+        self.trace = context.traces.episode(context.run, context.spec, task)
+        self.runner = EnvRunner(context, task, self.trace)
         self.policy: Policy | None = None
         """Made when the environment was reset."""
         self.messages: list[Message] = []
@@ -89,11 +90,12 @@ class EpisodeSession:
         self._enter(State.RESETTING)
         started = time.monotonic()
         try:
-            messages, info = await self.runner.reset()
-            self.outcome = StepOutcome(info=info)
-            self.policy = self.context.policies.of(self.runner)
-            self.extra_info |= self.policy.info
-            messages = await self.policy.keep(messages)
+            with self.trace.stage("reset"):
+                messages, info = await self.runner.reset()
+                self.outcome = StepOutcome(info=info)
+                self.policy = self.context.policies.of(self.runner)
+                self.extra_info |= self.policy.info
+                messages = await self.policy.keep(messages)
         except BaseException as error:
             raise self._fail("reset", error) from error
         finally:
@@ -132,7 +134,9 @@ class EpisodeSession:
                 raise EpisodeOver(f"the episode has reached max_turns = {limit}")
             if self._held >= MOST_IDS:
                 raise EpisodeOver(f"the episode's prompts and answers hold {self._held} tokens; allowed: {MOST_IDS}")
-            answer = await policy.ask(messages, options or CallOptions())
+            with self.trace.stage("generate") as span:
+                answer = await policy.ask(messages, options or CallOptions())
+                span.answered(answer.turn)
             self._held += len(answer.turn.prompt_ids) + len(answer.turn.response_ids)
         except EpisodeOver as over:
             self.limit_reached = over
@@ -189,8 +193,9 @@ class EpisodeSession:
             raise self._fail(stage, EpisodeError("there is no action of the policy yet; call generate first"))
         started = time.monotonic()
         try:
-            outcome = await act()
-            outcome = replace(outcome, observation=await policy.keep(outcome.observation))
+            with self.trace.stage(stage):
+                outcome = await act()
+                outcome = replace(outcome, observation=await policy.keep(outcome.observation))
         except BaseException as error:
             raise self._fail(stage, error) from error
         finally:

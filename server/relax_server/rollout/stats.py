@@ -98,6 +98,16 @@ class RolloutStats:
     """Episodes that ignored their cancellation and were left behind."""
     unlike_groups: int
     """Groups whose episodes were not all shown the same at first, though they had task and seed in common."""
+    tasks: int | None
+    """Rows of the train split; None: there is no end of them."""
+    tasks_played: int
+    """Different tasks of which groups have ended."""
+    failed_attempts: int
+    """Failed attempts of train groups that have ended."""
+    failing_tasks_total: int
+    """Different tasks that these are of."""
+    failing_tasks: list[tuple[int, int]]
+    """The tasks of which most attempts failed, as row and failed attempts."""
     ended: int
     """Episodes that have ended, however they did."""
     warmup: tuple[int, int]

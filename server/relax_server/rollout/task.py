@@ -7,6 +7,7 @@ from typing import Any
 
 from relax_sdk.config import SamplingParams
 from relax_sdk.trajectory import derive_seed
+from relax_server.rollout.lenses import Lens
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class EpisodeTask:
     """What the sampling of the episode's answers is derived from, unless `sampling` has a seed."""
     sampling: SamplingParams
     attempt: int = 1
+    lens: Lens | None = None
+    """Changes what the policy is shown; None: nothing."""
 
     @property
     def id(self) -> str:

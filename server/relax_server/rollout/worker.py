@@ -16,12 +16,13 @@ from relax_sdk.registry import EnvSpec
 from relax_sdk.session import Agent
 from relax_sdk.tasks import TaskSplit
 from relax_sdk.trajectory import Group, Status, Trajectory
-from relax_server.journal.base import Journal
+from relax_server.journal.base import Journal, TrajectoryQuery
 from relax_server.rollout.admission import Admission
 from relax_server.rollout.commits import Committer
 from relax_server.rollout.context import RolloutContext, default_agent
 from relax_server.rollout.evaluation import EvalResult, Evaluator, OnPlayed
-from relax_server.rollout.failed_groups import FailedGroups
+from relax_server.rollout.failed_attempts import FAILED, FailedAttempts
+from relax_server.rollout.failure_limits import FailureLimits
 from relax_server.rollout.group import GroupResult, GroupTask, play_group
 from relax_server.rollout.media import MediaIntake
 from relax_server.rollout.policy import EnginePolicies
@@ -29,7 +30,9 @@ from relax_server.rollout.pool import EnginePool
 from relax_server.rollout.rendering import Renderer
 from relax_server.rollout.rows import ROW_TIMEOUT, TaskRows
 from relax_server.rollout.stats import Rate, RolloutStats
+from relax_server.rollout.task_failures import TaskFailures
 from relax_server.rollout.threads import CallThreads
+from relax_server.rollout.traces import Traces
 from relax_server.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -62,6 +65,7 @@ class RolloutWorker:
         timeline: gets a span per group and per evaluation.
         warmup_agent: plays the episodes of the format warm-up, whose answers need no model; default: `agent`. Where agents are
             processes of their own, one of the built-in loops.
+        traces: get the spans of episodes; default: off.
 
     Raises:
         ConfigError: the environment shows media that the model does not take, or has no tasks.
@@ -80,6 +84,7 @@ class RolloutWorker:
         agent: Agent | None = None,
         timeline: Timeline | None = None,
         warmup_agent: Agent | None = None,
+        traces: Traces | None = None,
     ) -> None:
         env_class = spec.load()
         missing = set(env_class.modalities) - processor.modalities
@@ -110,6 +115,7 @@ class RolloutWorker:
             policies=self.policies,
             threads=self._threads,
             slots=asyncio.Semaphore(config.rollout.concurrency),
+            traces=traces or Traces(),
         )
         self.warmup_agent = warmup_agent or self.context.agent
         self._committer = Committer(journal, run)
@@ -119,11 +125,14 @@ class RolloutWorker:
         self._groups: set[asyncio.Task[None]] = set()
         self._stopping = self._draining = False
         self._error: BaseException | None = None
-        self._failed = FailedGroups(config.rollout)
+        self._limits = FailureLimits(config.rollout)
+        self._failed = FailedAttempts(self._committer, config.rollout.keep_failed)
+        train = self._rows.splits["train"]
+        self._task_failures = TaskFailures(len(train) if train.finite else None)
         self._episodes, self._tokens = Rate(), Rate()
         self.warmup_played = self.warmup_episodes = 0
         """Episodes of the format warm-up that have ended, and how many there will be."""
-        self._evaluator = Evaluator(self.context, self._rows, self._committer, self._count)
+        self.evaluator = Evaluator(self.context, self._rows, self._committer, self._count, self._failed)
         self._calls = itertools.count()
 
     # ---------------------------------------------------------------------------------------------------- training
@@ -135,7 +144,8 @@ class RolloutWorker:
         consumed count as outstanding.
 
         Raises:
-            RunError: too many groups in a row had no usable episode, the tasks ran out, or the journal failed.
+            RunError: too many groups in a row had no usable episode, too large a share of the attempts failed, the tasks ran
+                out, or the journal failed.
         """
         indices = await self._resume()
         try:
@@ -207,10 +217,11 @@ class RolloutWorker:
     async def _resume(self) -> Iterator[int]:
         """Count what is in the journal; returns the task indices still to play, in order."""
 
-        def read() -> tuple[Any, set[int]]:
-            return self.journal.counts(self.run_name), set(self.journal.task_indices(self.run_name))
+        def read() -> tuple[Any, set[int], int]:
+            counts, played = self.journal.counts(self.run_name), set(self.journal.task_indices(self.run_name))
+            return counts, played, self.journal.count(self.run_name, TrajectoryQuery(split=FAILED))
 
-        counts, played = await self._media_threads.call(read, limit=ROW_TIMEOUT)
+        counts, played, self._failed.kept = await self._media_threads.call(read, limit=ROW_TIMEOUT)
         admission = self.admission
         admission.committed = counts.total - counts.empty
         admission.consumed = max(admission.consumed, counts.acked)
@@ -248,6 +259,8 @@ class RolloutWorker:
             with self.timeline.overlapping("group", task=task.task_index, version=self.version):
                 result = await play_group(self.context, task)
             self._account(result)
+            self._task_failures.count(task.task_index, result.failures.total())
+            await self._failed.keep(self.spec.id, result.failed_beside(result.group))
             if result.group is not None:
                 with self.timeline.overlapping("commit", first_lane=COMMIT_LANES, task=task.task_index):
                     committed = int(await self._committer.commit(result.group, "train"))
@@ -266,13 +279,10 @@ class RolloutWorker:
 
     def _account(self, result: GroupResult) -> None:
         if result.group is not None:
-            self._failed.usable()
-            self._count(result.group.trajectories)
-        elif self._failed.failed(result.error, bool(self.admission.committed)) and self._error is None:
-            self._error = RunError(
-                f"run {self.run_name}: {self._failed.in_a_row} groups in a row had no usable episode; the last failure: "
-                f"{result.error or 'no response tokens'}. Mend the environment and resume the run"
-            )
+            self._count(result.group.counted)
+        why = self._limits.ended(result, bool(self.admission.committed))
+        if why is not None and self._error is None:
+            self._error = RunError(f"run {self.run_name}: {why}. Mend the environment and resume the run")
 
     def _run_error(self, error: BaseException) -> RunError:
         what = str(error) if isinstance(error, RelaxError) else f"{type(error).__name__}: {error}"
@@ -291,7 +301,7 @@ class RolloutWorker:
     ) -> EvalResult:
         """Play a split once, one episode a task, beside training.
 
-        Episodes that fail every time count with reward 0 and in `failures`. Groups go to the journal with split `eval`.
+        Episodes that fail every time count in `failures` alone. Groups go to the journal with split `eval`.
 
         Args:
             limit: tasks at most; default: `config.eval.limit`.
@@ -307,9 +317,9 @@ class RolloutWorker:
         """
         sampling = replace(self.config.sampling, temperature=0.0) if greedy else self.config.sampling
         label = f"{split}/{self.version if step is None else step}" + ("" if greedy else "-sampled")
-        tasks = await self._evaluator.tasks(split, limit or self.config.eval.limit, sampling, self.config.seed)
+        tasks = await self.evaluator.tasks(split, limit or self.config.eval.limit, sampling, self.config.seed)
         with self.timeline.span(f"evaluation of {label}", tasks=len(tasks)):
-            return await self._evaluator.play(label, tasks, on_played)
+            return await self.evaluator.play(label, tasks, on_played)
 
     # ------------------------------------------------------------------------------------------------------- by hand
 
@@ -368,12 +378,17 @@ class RolloutWorker:
             episodes_per_second=self._episodes.per_second,
             tokens_per_second=self._tokens.per_second,
             failures=dict(tally.failures),
-            failed_groups_in_a_row=self._failed.in_a_row,
+            failed_groups_in_a_row=self._limits.in_a_row,
             last_errors=list(tally.errors),
             threads_given_up=self._threads.abandoned + self._media_threads.abandoned,
             threads_stuck=self._threads.stuck + self._media_threads.stuck,
             ignored_cancel=tally.ignored_cancel,
             unlike_groups=tally.unlike_groups,
+            tasks=self._task_failures.tasks,
+            tasks_played=self._task_failures.played,
+            failed_attempts=self._task_failures.attempts,
+            failing_tasks_total=self._task_failures.failing,
+            failing_tasks=self._task_failures.worst,
             ended=sum(count for state, count in tally.states.items() if isinstance(state, Status)),
             warmup=(self.warmup_played, self.warmup_episodes),
             engines=self.pool.stats(),

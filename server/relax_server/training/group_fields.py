@@ -3,7 +3,7 @@
 | field | array |
 |---|---|
 | `advantages` | float32 [turns of all trajectories]: trajectories in the group's order, the turns of each in theirs |
-| `ref_log_probs` | float32 [tokens with loss mask 1]: trajectories in order, `samples()` of each in order, tokens in order |
+| `ref_log_probs` | float32 [tokens with loss mask 1]: those of `Group.counted` in order, `samples()` of each, tokens in order |
 
 Every advantage of `algorithms` sees one whole group and nothing else, so a role that is handed groups computes what
 the policy would. One that needs the batch or a model's value estimates does not belong there.

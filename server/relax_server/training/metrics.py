@@ -13,6 +13,7 @@ from relax_server.training.batch import TokenBatch
 from relax_server.training.forest import Forest
 from relax_server.training.megatron import parallel
 from relax_server.training.samples import StepSamples
+from relax_server.training.step_tokens import StepTokens
 
 SUMS = ("loss", "entropy", "kl", "policy_kl", "clip_fraction", "ratio_mean", "tis_mean")
 """Reported per trained token."""
@@ -32,6 +33,7 @@ class StepMetrics:
     | `clip_fraction`, `ratio_mean`, `ratio_max` | of the policy loss, and of its ratio |
     | `tis_mean` | weight by `correction` of the policy loss |
     | `logprob_gap_mean`, `logprob_gap_max` | abs difference of engine and trainer before the first update |
+    | `logprob_gap_audio`, `…_image`, `…_video`, `…_text` | its mean over samples that hold such media, or none |
     | `zero_variance_groups` | groups whose rewards are all equal |
     | `token_staleness_mean`, `token_staleness_max` | optimizer steps from each token's weights to those of the step |
     | `n_groups`, `n_samples`, `n_response_tokens` | size of the batch |
@@ -45,8 +47,7 @@ class StepMetrics:
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
         self._sums: dict[str, float] = dict.fromkeys(SUMS, 0.0)
-        self._max = {"ratio_max": 0.0, "logprob_gap_max": 0.0}
-        self._gap, self._gap_n = 0.0, 0
+        self._max = {"ratio_max": 0.0}
         self._norms: list[float] = []
         self.spans: list[tuple[str, float, float]] = []
         """Stage, begin and end in seconds since the epoch."""
@@ -84,37 +85,34 @@ class StepMetrics:
             "updates": len(parts),
         }
 
-    def update(self, results: Sequence[dict[str, Any]], engine: Sequence[np.ndarray], gap: bool) -> None:
+    def update(self, results: Sequence[dict[str, Any]]) -> None:
         """Add the sums of one update.
 
         Args:
             results: per forest of this rank, from the objective.
-            engine: per forest, the engine's logprobs of its trained tokens.
-            gap: whether the trainer's logprobs are still those before the first update.
         """
-        for result, logprobs in zip(results, engine, strict=True):
+        for result in results:
             for name in SUMS:
                 self._sums[name] += float(result[name])
             self._max["ratio_max"] = max(self._max["ratio_max"], float(result["ratio_max"]))
-            if gap:
-                difference = np.abs(result["logprobs"].cpu().numpy() - logprobs)
-                self._gap += float(difference.sum())
-                self._gap_n += len(difference)
-                self._max["logprob_gap_max"] = max(self._max["logprob_gap_max"], float(difference.max(initial=0.0)))
 
     def stepped(self, grad_norm: float, lr: float) -> None:
         """Record that one optimizer step was taken."""
         self._norms.append(grad_norm)
         self.values["lr"] = lr
 
-    def result(self) -> dict[str, float]:
-        """Return all metrics, the same on every data-parallel rank but for the times."""
-        *sums, gap, gap_n = parallel.sum_over_ranks([*self._sums.values(), self._gap, float(self._gap_n)])
+    def result(self, tokens: StepTokens) -> dict[str, float]:
+        """Return all metrics, the same on every data-parallel rank but for the times.
+
+        Args:
+            tokens: of the step, gathered from all ranks.
+        """
+        sums = parallel.sum_over_ranks([*self._sums.values()])
         largest = parallel.max_over_ranks(list(self._max.values()))
         n = self.values["n_response_tokens"]
         out = {name: value / n for name, value in zip(self._sums, sums, strict=True)}
         out |= dict(zip(self._max, largest, strict=True))
-        out["logprob_gap_mean"] = gap / max(gap_n, 1.0)
+        out |= tokens.gaps()
         out["grad_norm"] = float(np.mean(self._norms))
         out |= {f"seconds_{stage}": value for stage, value in self._seconds.items()}
         out["seconds_total"] = time.perf_counter() - self._began

@@ -90,7 +90,7 @@ class LogprobModel:
         Raises:
             TokenError: tokens and media do not fit together.
         """
-        samples = [(index, s) for index, group in enumerate(groups) for t in group.trajectories for s in t.samples()]
+        samples = [(index, s) for index, group in enumerate(groups) for t in group.counted for s in t.samples()]
         parts: list[list[np.ndarray]] = [[np.zeros(0, np.float32)] for _ in groups]
         if samples:
             found = self.logprobs([sample for _, sample in samples], media)

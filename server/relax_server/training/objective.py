@@ -91,6 +91,7 @@ def policy_objective(config: AlgorithmConfig) -> Callable[[Tensor, Forest, Targe
                 "ratio_max": policy.ratio.max(),
                 "tis_mean": weight.sum(),
                 "logprobs": now,
+                "entropies": entropy.detach(),
             },
         )
 

@@ -26,6 +26,7 @@ from relax_server.training.objective import LossSum, Targets, cross_entropy, pol
 from relax_server.training.routes import sample_routes
 from relax_server.training.samples import collect, token_advantages
 from relax_server.training.schedule import Schedule
+from relax_server.training.step_tokens import StepTokens
 
 MAY_CHANGE = ("lr", "warmup_steps", "decay", "min_lr_ratio", "clip_grad")
 """Settings of the optimizer that may be others where a run goes on."""
@@ -71,6 +72,8 @@ class PolicyModel(LogprobModel):
         """Updates of the training step that was begun last; the weights have changed although it failed if there were any."""
         self.spans: list[tuple[str, float, float]] = []
         """Stages of the last training step: name, begin and end in seconds since the epoch."""
+        self.tokens: StepTokens | None = None
+        """What the last training step computed for each trained token; None before the first."""
         self.trainer = MegatronTrainer(self._loaded.model, optimizer, self._dtype)
         self._objective = policy_objective(algorithm)
         find("advantage", algorithm.advantage)  # before the first batch needs it
@@ -107,7 +110,8 @@ class PolicyModel(LogprobModel):
         """One step of reinforcement learning on a batch of groups; every data-parallel rank is given the same batch.
 
         Args:
-            groups: complete groups; a trajectory without turns has no sample, but its reward counts in its group.
+            groups: complete groups; a trajectory without turns has no sample, but its reward counts in its group. One that
+                failed has no reward, and is left out.
             media: reads the bytes of a media item.
             version: number of the weights before this step, for the staleness.
             given: what other roles have computed of these groups; None: it is computed here.
@@ -123,18 +127,22 @@ class PolicyModel(LogprobModel):
         """
         metrics = StepMetrics()
         self.spans, self.updates_taken = metrics.spans, 0
-        batch, parts, targets = self._prepare(groups, media, version, given, metrics)
+        parts, targets, tokens = self._prepare(groups, media, version, given, metrics)
         lr = self.schedule.at(self.step)
         for number, forests in enumerate(parts):
             with metrics.seconds("forward_backward"):
                 results = self._accumulate(forests, self._objective, targets)
-            mine = self._mine(forests)
-            metrics.update(results, [batch.trained.logprob[f.entry] for f in mine], gap=number == 0)
+            metrics.update(results)
+            for forest, result in zip(self._mine(forests), results, strict=bool(results)):
+                before = _entries(targets.recomputed, forest)
+                tokens.take(forest, result, result["logprobs"] if number == 0 else before)
             with metrics.seconds("optimizer"):
                 metrics.stepped(self.trainer.step(lr), lr)
             self.updates_taken += 1
         self.step += 1
-        return metrics.result()
+        tokens.gather()
+        self.tokens = tokens
+        return metrics.result(tokens)
 
     def attempt(self, group: Group, media: ReadMedia, version: int, given: Given | None = None) -> None:
         """Do all of a training step with one group alone, but for the step: the weights stay as they are.
@@ -146,9 +154,9 @@ class PolicyModel(LogprobModel):
         Raises:
             TrainingError, TokenError, MediaError: as `train_step` with this group; so the group is to blame.
         """
-        if not any(trajectory.n_response_tokens for trajectory in group.trajectories):
+        if not any(trajectory.n_response_tokens for trajectory in group.counted):
             return
-        _, parts, targets = self._prepare([group], media, version, given, StepMetrics())
+        parts, targets, _ = self._prepare([group], media, version, given, StepMetrics())
         for forests in parts:
             self._accumulate(forests, self._objective, targets)
             self.trainer.check_gradient()
@@ -225,8 +233,12 @@ class PolicyModel(LogprobModel):
 
     def _prepare(
         self, groups: Sequence[Group], media: ReadMedia, version: int, given: Given | None, metrics: StepMetrics
-    ) -> tuple[TokenBatch, list[list[Forest]], Targets]:
-        """All of a step that comes before its first update: the batch, its forests by update, and what they are trained on."""
+    ) -> tuple[list[list[Forest]], Targets, StepTokens]:
+        """All of a step that comes before its first update.
+
+        Returns:
+            Its forests by update, what they are trained on, and what becomes its account by token.
+        """
         with metrics.seconds("plan"):
             advantages = [by_turn(g, a) for g, a in zip(groups, given.advantages, strict=True)] if given is not None else None
             collected = collect(groups, self.algorithm, advantages)
@@ -241,10 +253,11 @@ class PolicyModel(LogprobModel):
             split = collected.split(self.algorithm.updates_per_batch)
             parts = [self._pack(batch, part) for part in split]
         metrics.describe(collected, batch, parts, version)
-        targets = self._targets(batch, token_advantages(collected, batch.trained), self._scale(batch, split))
+        by_token = token_advantages(collected, batch.trained)
+        targets = self._targets(batch, by_token, self._scale(batch, split))
         with metrics.seconds("logprobs"):
             targets = self._before(parts, targets, given.ref_log_probs if given is not None else None)
-        return batch, parts, targets
+        return parts, targets, StepTokens(collected, batch, by_token)
 
     def _scale(self, batch: TokenBatch, split: Sequence[Sequence[int]]) -> np.ndarray:
         """The weight of each trained token in its update, float32 [n]."""
@@ -296,3 +309,8 @@ class PolicyModel(LogprobModel):
         """Exchange the weights with those of the frozen reference."""
         for i, parameter in enumerate(self._loaded.model.parameters()):
             parameter.data, self._reference[i] = self._reference[i], parameter.data
+
+
+def _entries(values: Tensor | None, forest: Forest) -> Tensor | None:
+    """The values of a forest's trained tokens."""
+    return None if values is None else values[torch.from_numpy(forest.entry).to(values.device)]

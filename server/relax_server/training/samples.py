@@ -26,7 +26,7 @@ class StepSamples:
     advantages: list[list[float]]
     """One list per sample: the advantage of each turn of its trajectory."""
     reward: float
-    """Mean over all trajectories, those without a sample included."""
+    """Mean over all trajectories that did not fail, those without a sample included."""
     reward_std: float
     """Mean over groups of the standard deviation (n) of their rewards."""
     zero_variance_groups: int
@@ -43,23 +43,35 @@ class StepSamples:
 
 
 def group_advantages(group: Group, algorithm: AlgorithmConfig) -> list[list[float]]:
-    """Compute the advantages of a group's turns; all trajectories count, also those that have no sample.
+    """Compute the advantages of a group's turns.
+
+    All trajectories that did not fail count, also those that have no sample; a failed one has no reward, so it is in no
+    baseline.
 
     Returns:
-        One list per trajectory with one number per turn.
+        One list per trajectory with one number per turn; 0 for those of failed ones.
     """
+    counted = group.counted
+    values = dict(zip(map(id, counted), _advantages(counted, algorithm), strict=True))
+    return [values.get(id(t), [0.0] * len(t.turns)) for t in group.trajectories]
+
+
+def _advantages(counted: Sequence[Trajectory], algorithm: AlgorithmConfig) -> list[list[float]]:
+    """By trajectory and turn."""
+    if not counted:
+        return []
     advantage = find("advantage", algorithm.advantage)
     if algorithm.credit == "turn":
-        returns = [turn_returns([turn.reward for turn in t.turns], t.reward, algorithm.gamma) for t in group.trajectories]
+        returns = [turn_returns([turn.reward for turn in t.turns], t.reward, algorithm.gamma) for t in counted]
         return turn_advantages(returns, advantage)
-    rewards = torch.tensor([t.reward for t in group.trajectories], dtype=torch.float64)
-    return [[a] * len(t.turns) for a, t in zip(advantage(rewards).tolist(), group.trajectories, strict=True)]
+    rewards = torch.tensor([t.reward for t in counted], dtype=torch.float64)
+    return [[a] * len(t.turns) for a, t in zip(advantage(rewards).tolist(), counted, strict=True)]
 
 
 def collect(
     groups: Sequence[Group], algorithm: AlgorithmConfig, advantages: Sequence[list[list[float]]] | None = None
 ) -> StepSamples:
-    """Samples and advantages of a batch of groups.
+    """Samples and advantages of a batch of groups; failed trajectories are left out.
 
     Args:
         groups: the groups of the batch.
@@ -72,11 +84,11 @@ def collect(
     rewards: list[float] = []
     spreads: list[float] = []
     for index, group in enumerate(groups):
-        own = [t.reward for t in group.trajectories]
+        own = [t.reward for t in group.counted]
         rewards += own
         spreads.append(float(np.std(own)) if own else 0.0)
         for trajectory, values in zip(group.trajectories, advantages[index], strict=True):
-            for sample in trajectory.samples():
+            for sample in trajectory.samples() if trajectory.failure is None else ():
                 out.samples.append(sample)
                 out.trajectories.append(trajectory)
                 out.group.append(index)
@@ -88,7 +100,7 @@ def collect(
         out.advantages,
         reward=float(np.mean(rewards)) if rewards else 0.0,
         reward_std=float(np.mean(spreads)) if spreads else 0.0,
-        zero_variance_groups=sum(len({t.reward for t in g.trajectories}) <= 1 for g in groups),
+        zero_variance_groups=sum(len({t.reward for t in g.counted}) <= 1 for g in groups),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relax_server.gateway.errors import ApiError
-from relax_server.gateway.wire import error_response
+from relax_server.gateway.wire import refuse
 
 LARGE_ENDS = ("/chat/completions", "/responses", "/step")
 LARGE_BEGINS = ("/v1/media/", "/v1/envs")
@@ -72,9 +72,3 @@ class BoundedBodies:
         if over and not answered:
             message = f"the body has more than {limit} bytes, as many as {scope['path'][:200]} allows"
             await refuse(ApiError(413, message, "too_large"), scope, receive, send)
-
-
-async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with an error, and end the connection, as its body was not read."""
-    error.headers["Connection"] = "close"
-    await error_response(error)(scope, receive, send)

@@ -8,12 +8,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from relax_sdk.errors import RelaxError
 from relax_server.api.auth import known_caller
 from relax_server.api.core import ServiceCore
-from relax_server.api.door.bodies import refuse
 from relax_server.api.sessions import SessionHub
 from relax_server.gateway.errors import as_api_error
+from relax_server.gateway.wire import refuse
 
 OPEN = frozenset(path for name in ("healthz", "readyz", "metrics") for path in (f"/{name}", f"/v1/{name}"))
 """Paths that are answered without a key: they show nothing of anybody."""
+VIEW = "/view/"
+"""Where the viewer is, which gives its page to anybody, and looks at the key itself before it tells of a run."""
 
 
 class KnownCallers:
@@ -29,7 +31,7 @@ class KnownCallers:
         self.app, self._core, self._hub = app, core, hub
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN:
+        if scope["type"] == "http" and scope["path"] not in OPEN and not f"{scope['path']}/".startswith(VIEW):
             try:
                 await known_caller(HTTPConnection(scope), self._core, self._hub)
             except RelaxError as error:

@@ -12,12 +12,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relax_server.api.core import ServiceCore
 from relax_server.api.door.bodies import BoundedBodies
-from relax_server.api.door.browsers import OwnPages
 from relax_server.api.door.callers import KnownCallers
 from relax_server.api.door.pace import PacedRefusals
 from relax_server.api.door.prefix import RootPath, WholePath
 from relax_server.api.logs import RequestLog
 from relax_server.api.sessions import SessionHub
+from relax_server.gateway.browsers import OwnPages
 
 Fails = Callable[[Request, Exception], Awaitable[Response]]
 

@@ -8,11 +8,10 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relax_server.api.core import ServiceCore
-from relax_server.api.door.bodies import refuse
 from relax_server.api.door.callers import OPEN
 from relax_server.api.sessions import SessionHub
 from relax_server.gateway.errors import ApiError
-from relax_server.gateway.wire import bearer
+from relax_server.gateway.wire import bearer, refuse
 
 BEGIN = ("/v1/sessions", "/v1/rollouts", "/v1/runs")
 """What is asked for here is refused, too, when a key has as much as it may: its other requests must not wait for that."""

@@ -15,9 +15,8 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from sqlalchemy import delete, insert, select
 
-from relax_sdk.errors import EnvError, JournalError, RelaxError
+from relax_sdk.errors import EnvError, RelaxError
 from relax_sdk.hosting.protocol import Description
 from relax_sdk.media import Kind, MediaRef, MediaStore
 from relax_sdk.registry import NAME, EnvSpec, get_spec, list_envs
@@ -27,13 +26,13 @@ from relax_server.api.environments.relay_link import RelayLink
 from relax_server.api.environments.sandbox import Sandbox, SandboxUnavailable
 from relax_server.api.environments.sockets import AWAY_SECONDS, SocketLink
 from relax_server.api.environments.source import EnvSource, python_version
+from relax_server.api.environments.store import EnvStore
 from relax_server.api.environments.worker import WorkerLink
 from relax_server.api.freeform import FREE
 from relax_server.api.keys import Key
 from relax_server.api.quotas import KeyMeter
 from relax_server.api.workers.place import WorkerPlace
 from relax_server.gateway.errors import ApiError, bad, unknown
-from relax_server.journal.schema import envs
 from relax_server.journal.sql import SqlJournal
 from relax_server.rollout.hosted import HostLink, InThread, TakeMedia, hosted_spec
 from relax_server.rollout.threads import CallThreads
@@ -42,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 NAME_LENGTH = 100
 """What an environment may be called."""
-DATABASE_SECONDS = 60.0
 FRESH_SECONDS = 1.0
 """How long what the database said of a name is believed."""
 KEPT_NAMES = 10_000
@@ -95,7 +93,7 @@ class EnvHub:
         meter: Callable[[str], Awaitable[KeyMeter]],
         place: WorkerPlace,
     ) -> None:
-        self._journal, self._store, self._database = journal, store, database
+        self._known, self._store = EnvStore(journal, database), store
         self._in_thread: InThread = threads.call
         self._logs, self.limits, self._sandbox = logs, limits, sandbox
         self._take, self._meter = take, meter
@@ -205,7 +203,7 @@ class EnvHub:
             spec = hosted_spec(description, link)
             row = dict(id=source.id, key=key.id, source=msgspec.msgpack.encode(source), created_at=time.time())
             row |= dict(description=msgspec.msgpack.encode(description))
-            await self._database.call(self._write, row, key, limit=DATABASE_SECONDS)
+            await self._known.write(row, key)
         except SandboxUnavailable as error:
             raise ApiError(403, str(error), "uploads_refused") from error
         except EnvError as error:
@@ -229,7 +227,7 @@ class EnvHub:
             raise bad(f"{env} is installed at the service and cannot be removed", "id")
         self._require_owner(entry, key)
         if isinstance(entry.link, WorkerLink):
-            await self._database.call(self._delete, env, limit=DATABASE_SECONDS)
+            await self._known.delete(env)
         await self._forget(env)
 
     def attach(self, description: Description, token: str | None, key: Key) -> SocketLink:
@@ -350,7 +348,7 @@ class EnvHub:
 
     async def _refresh(self, env: str) -> None:
         """Learn from the database what other servers have registered, replaced or removed under a name."""
-        found = await self._database.call(self._read, env, limit=DATABASE_SECONDS)
+        found = await self._known.read(env)
         if len(self._looked) > KEPT_NAMES:
             self._looked.clear()
         self._looked[env] = time.monotonic()
@@ -381,42 +379,13 @@ class EnvHub:
 
     async def load(self) -> None:
         """Learn which names are registered, at whichever server, and which no more. Workers start when they are needed."""
-        names = set(await self._database.call(self._ids, limit=DATABASE_SECONDS))
+        names = set(await self._known.ids())
         here = {env for env, entry in self._entries.items() if entry.kind != "hosted"}
         for env in sorted(names ^ here):
             try:
                 await self._refresh(env)
             except RelaxError as error:
                 logger.warning("environment %s is left out: %s", env, error)
-
-    # ------------------------------------------------------------------------------------------------------ database
-
-    def _ids(self) -> list[str]:
-        with self._journal.reading("list environments") as connection:
-            return list(connection.execute(select(envs.c.id)).scalars())
-
-    def _read(self, env: str) -> tuple[str, EnvSource, Description] | None:
-        with self._journal.reading(f"look up environment {env}") as connection:
-            row = connection.execute(select(envs).where(envs.c.id == env)).mappings().first()
-        if row is None:
-            return None
-        try:
-            source = msgspec.msgpack.decode(row["source"], type=EnvSource)
-            return row["key"], source, msgspec.msgpack.decode(row["description"], type=Description)
-        except msgspec.DecodeError as error:
-            raise JournalError(f"environment {env} was registered by another version ({error}); register it again") from error
-
-    def _write(self, row: dict[str, Any], key: Key) -> None:
-        with self._journal.writing(f"register environment {row['id']}") as connection:
-            owner = connection.execute(select(envs.c.key).where(envs.c.id == row["id"])).scalar()
-            if owner not in (None, key.id) and not key.may("admin"):  # it came while this one was being loaded
-                raise ApiError(409, f"{row['id']} belongs to another key; choose another id", "name_taken", "id")
-            connection.execute(delete(envs).where(envs.c.id == row["id"]))
-            connection.execute(insert(envs).values(row))
-
-    def _delete(self, env: str) -> None:
-        with self._journal.writing(f"remove environment {env}") as connection:
-            connection.execute(delete(envs).where(envs.c.id == env))
 
 
 def _installed(env: str) -> bool:

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from starlette.requests import Request
 
 from relax_server.api.dependencies import Caller, Core, Rollouts
-from relax_server.api.event_stream import follow
+from relax_server.api.event_stream import Ending, follow
 from relax_server.api.schemas import RolloutBody
 from relax_server.gateway.wire import json_response
 
@@ -52,6 +52,8 @@ async def cancel_rollout(rollouts: Rollouts, key: Caller, id: Id) -> Response:
 async def rollout_events(core: Core, rollouts: Rollouts, key: Caller, id: Id, request: Request) -> Response:
     """Follow by server-sent events: `queued`, `running`, `group` for each that is durable, `finished`."""
     rollout = await rollouts.get(id, key)
-    ended = rollout.ended_at is not None
-    ending = {"state": rollout.state, "counts": rollout.counts, "error": rollout.error} if ended else None
-    return follow(core, rollout.topic, request, ending)
+
+    async def look() -> Ending:
+        return (await rollouts.get(id, key)).ending
+
+    return follow(core, rollout.topic, request, rollout.ending, look)

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from relax_sdk.run import METRICS
 from relax_server.api.dependencies import Caller, Core, Trainings
 from relax_server.api.environments.sockets import Relay
-from relax_server.api.event_stream import follow
+from relax_server.api.event_stream import Ending, follow
 from relax_server.api.key_watch import UNAUTHORISED
 from relax_server.api.schemas import EvaluateBody, GenerateBody, RunBody
 from relax_server.api.trainings.hub import TrainingHub
@@ -71,9 +71,13 @@ async def resume_run(trainings: Trainings, run: Run) -> Response:
 
 
 @router.get("/v1/runs/{id}/events")
-async def run_events(core: Core, run: Run, request: Request) -> Response:
+async def run_events(core: Core, trainings: Trainings, run: Run, key: Caller, request: Request) -> Response:
     """Follow by server-sent events: `stage`, `step` with its metrics, `warning`, `finished`."""
-    return follow(core, run.topic, request)
+
+    async def look() -> Ending:
+        return (await trainings.get(run.id, key)).ending
+
+    return follow(core, run.topic, request, run.ending, look)
 
 
 @router.get("/v1/runs/{id}/metrics")

@@ -44,6 +44,8 @@ STOP_SECONDS = 20.0
 """Seconds for a run to end with the service; one that needs longer for its checkpoint goes on from the one before."""
 REVOKED_SECONDS = 2.0
 """Seconds for a run to end whose key works no more; it is in time for a checkpoint only by chance."""
+OWN_TRACKERS = {"tensorboard"}
+"""Trackers that write into the folder of the run alone."""
 RESTARTS, RESTART_SECONDS = 3, 60.0
 """How often a run's process that was killed from outside is started again without a step in between, and the pause before."""
 
@@ -110,6 +112,12 @@ class TrainingHub:
         config, trusted = self._config(body), key.may("upload" if self.core.config.trust_uploads else "admin")
         if config.engine_flags and not key.may("admin"):
             message = "config.engine_flags: a program's command line takes a key with the right admin"
+            raise ApiError(403, message, "forbidden", "config")
+        if config.tracking.traces and not key.may("admin"):
+            message = "config.tracking.traces: requests of the service's own to another host take a key with the right admin"
+            raise ApiError(403, message, "forbidden", "config")
+        if not key.may("admin") and (others := sorted(set(config.tracking.trackers) - OWN_TRACKERS)):
+            message = f"config.tracking.trackers: {others[0]} runs inside the service, which takes a key with the right admin"
             raise ApiError(403, message, "forbidden", "config")
         own = [field for field, names in ALGORITHMS.items() if getattr(config.algorithm, field) not in names]
         what = (
@@ -403,8 +411,7 @@ class TrainingHub:
         self._tell_end(training)
 
     def _tell_end(self, training: Training) -> None:
-        told = {"state": training.state, "step": training.step, "error": training.error}
-        self.core.events.add(training.topic, "finished", **told)
+        self.core.events.add(training.topic, "finished", **(training.ending or {}))
 
     async def _note(self, training: Training, state: str) -> None:
         training.state = state

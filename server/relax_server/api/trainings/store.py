@@ -46,6 +46,11 @@ class Training:
         """Whether nothing more will happen."""
         return self.state not in ACTIVE
 
+    @property
+    def ending(self) -> dict[str, Any] | None:
+        """The data of its last event, `finished`; None: it is not over."""
+        return {"state": self.state, "step": self.step, "error": self.error} if self.over else None
+
 
 class TrainingStore:
     """The table of runs. Methods block for as long as the database takes, and raise `JournalError`.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import platform
 import queue
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -43,7 +44,7 @@ class RoleActor:
         Yields:
             Its messages, from `Started` to `Ended`.
         """
-        yield pack(Started(os.getpid()))
+        yield pack(Started(os.getpid(), platform.node()))
         try:
             check_visible(needed, self.role)
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +106,7 @@ class EngineActor:
         self._process = process_of(kind, model_path, log_path, settings, self._told.put_nowait if tells else silent)
         self._needed = [model_path, *needed]
 
-    async def start(self, timeout: float) -> tuple[str, int | None]:
+    async def start(self, timeout: float) -> tuple[str, int | None, str]:
         """Start it and wait until it answers.
 
         Returns:
@@ -120,7 +121,7 @@ class EngineActor:
             await self._process.start(timeout)
         finally:
             self._told.put_nowait(None)
-        return self._process.url, self._process.pid
+        return self._process.url, self._process.pid, self._process.host
 
     async def progress(self) -> AsyncIterator[str]:
         """Yields what the engine is doing, until it is started."""

@@ -41,7 +41,7 @@ async def _run(outlet: Outlet, inbox: queue.SimpleQueue[Any], first: StartContro
     beat = asyncio.create_task(_beat(outlet))
     error: RelaxError | None = None
     try:
-        launch = Launch(first.job, Teller(outlet), first.placement)
+        launch = Launch(first.job, Teller(outlet), first.placement, first.restarted)
 
         def forward() -> None:
             at_once = False

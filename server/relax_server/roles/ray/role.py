@@ -69,6 +69,10 @@ class RayRole:
         self._actor: Any = None
         self._task: asyncio.Task[None] | None = None
         self._pid: int | None = None
+        self.host = ""
+        """Name of its node; empty before it runs."""
+        self.since: float | None = None
+        """Unix seconds of its last start."""
         self._stopping = False
 
     @property
@@ -135,7 +139,7 @@ class RayRole:
             stream = self._actor.serve.remote(first, self.log, self._places.needed)
             started = asyncio.ensure_future(anext(stream))
             if not (await asyncio.wait([started], timeout=PLACE_SECONDS))[0] and self._current(generation):
-                self._on_message(Warn(f"the {self.role} waits for room in the Ray cluster"))
+                self._on_message(Warn(f"the {self.role} waits for room in the Ray cluster", self.role))
             try:
                 message = unpack(await (await started))
             except RayActorError as error:
@@ -143,7 +147,7 @@ class RayRole:
                     raise
             else:
                 assert isinstance(message, Started)
-                self._pid = message.pid
+                self._pid, self.host, self.since = message.pid, message.host, time.time()
                 return stream
             self.kill()  # it may only be out of reach, or be put on another node, and holds the name
             await asyncio.sleep(AGAIN_SECONDS)
@@ -206,6 +210,8 @@ class RayEngine:
         self._ended: asyncio.Task[None] | None = None
         self.pid: int | None = None
         """Process id on its node."""
+        self.host = ""
+        """Name of its node; empty before it runs."""
         self.token = settings.token
         """What it wants to be shown with every call."""
 
@@ -232,7 +238,7 @@ class RayEngine:
             actor = self._place()
             telling = asyncio.create_task(self._listen(actor))
             try:
-                self._url, self.pid = await asyncio.wait_for(actor.start.remote(timeout), timeout)
+                self._url, self.pid, self.host = await asyncio.wait_for(actor.start.remote(timeout), timeout)
                 await asyncio.wait({telling}, timeout=TOLD_SECONDS)  # its last words may come after its answer
                 break
             except (RayError, TimeoutError) as error:

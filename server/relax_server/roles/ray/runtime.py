@@ -96,12 +96,12 @@ class Follower:
         finally:
             await self._controller.stop()
 
-    async def _start(self, resume: bool) -> None:
+    async def _start(self, resume: bool, restarted: str = "") -> None:
         """The environment's code travels by value unless an installed package holds it: nodes may not have the user's files."""
         spec = dataclasses.replace(self._job.spec, entry=self._cls)
         with by_value(self._cls, self._job.agent):
             await self._controller.start(
-                StartController(dataclasses.replace(self._job, spec=spec, resume=resume), self._placement)
+                StartController(dataclasses.replace(self._job, spec=spec, resume=resume), self._placement, restarted)
             )
         if self._stopping:
             self._controller.send(Stop())
@@ -129,8 +129,9 @@ class Follower:
             self._restarts.count(
                 "controller", f"the last time {message.how}; end of {message.log}:\n{await self._controller.log_tail()}"
             )
-            self._observer.warn(f"the controller ended ({message.how}); starting it again from the last checkpoint")
-            await self._start(resume=True)
+            ended = f"the controller ended ({message.how}); starting it again from the last checkpoint"
+            self._observer.warn(ended)
+            await self._start(resume=True, restarted=ended)
 
     def request_stop(self, at_once: bool = False) -> None:
         """End with what can be kept; a second time at once."""

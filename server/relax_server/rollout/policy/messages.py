@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from relax_sdk.errors import EpisodeError
+from relax_sdk.media import MediaStore
 from relax_sdk.messages import Message
 from relax_sdk.trajectory import Trajectory, Turn
 from relax_server.engines.openai import ChatClient
@@ -21,10 +22,11 @@ class MessagePolicy(Policy):
     Args:
         client: of the endpoint.
         runner: of the episode's environment.
+        store: media go here; None: nowhere.
     """
 
-    def __init__(self, client: ChatClient, runner: EnvRunner) -> None:
-        self._client, self._runner = client, runner
+    def __init__(self, client: ChatClient, runner: EnvRunner, store: MediaStore | None = None) -> None:
+        self._client, self._runner, self._store = client, runner, store
         self._turns: list[Turn] = []
 
     @property
@@ -36,6 +38,16 @@ class MessagePolicy(Policy):
     def info(self) -> dict[str, Any]:
         """Why there are no tokens."""
         return {"tokens": f"unknown: played with {self._client.endpoint.model} at {self._client.endpoint.url}"}
+
+    async def keep(self, messages: Sequence[Message]) -> list[Message]:
+        store, context = self._store, self._runner.context
+        if store is None or not any(message.media for message in messages):
+            return list(messages)
+
+        def put() -> list[Message]:
+            return [message.map_media(lambda part: store.load(store.put(part))) for message in messages]
+
+        return await context.threads.call(put, limit=context.config.step_timeout)
 
     async def ask(self, messages: Sequence[Message], options: CallOptions) -> Answer:
         if options.on_partial is not None:
@@ -62,13 +74,14 @@ class MessagePolicies(Policies):
 
     Args:
         client: of the endpoint.
+        store: media go here; None: nowhere.
     """
 
-    def __init__(self, client: ChatClient) -> None:
-        self._client = client
+    def __init__(self, client: ChatClient, store: MediaStore | None = None) -> None:
+        self._client, self._store = client, store
 
     def of(self, runner: EnvRunner) -> Policy:
-        return MessagePolicy(self._client, runner)
+        return MessagePolicy(self._client, runner, self._store)
 
     def answered(self, trajectory: Trajectory) -> bool:
         return bool(trajectory.turns)

@@ -7,6 +7,7 @@ import socket
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -104,6 +105,19 @@ def sum_over_ranks(values: list[float]) -> list[float]:
 def max_over_ranks(values: list[float]) -> list[float]:
     """Element-wise maximum over the data-parallel ranks."""
     return _reduce(values, dist.ReduceOp.MAX)
+
+
+def known_on_any_rank(values: np.ndarray) -> np.ndarray:
+    """Each value that a data-parallel rank knows, float32 [n]; NaN where none does. One that several know is their mean."""
+    from megatron.core import parallel_state
+
+    if data_parallel()[1] == 1:
+        return values
+    known = np.isfinite(values)
+    both = torch.from_numpy(np.stack([np.where(known, values, 0.0), known])).to(device(), torch.float32)
+    dist.all_reduce(both, group=parallel_state.get_data_parallel_group())
+    total, count = both.cpu().numpy()
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan).astype(np.float32)
 
 
 def _reduce(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from relax_server.api.door.bodies import refuse
 from relax_server.gateway.errors import ApiError
+from relax_server.gateway.wire import refuse
 
 CONTENT_POLICY = "; ".join(
     (

@@ -1,0 +1,1 @@
+"""Evaluation: what is played (`plan`), what came of it (`report`), and how two of them compare (`compare`)."""

@@ -1,0 +1,347 @@
+"""The page of `relax view`, in a real Chromium, over a real server and real run folders."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from chromium import AXE, CHROMIUM, chromium, hashes, painted, plays, serious, viewer
+from many_runs import MANY, make_many, text_group
+from page_runs import make_omni, make_runs
+from playwright.sync_api import Browser, Page, expect
+from relax_server.journal import open_journal
+from relax_server.viewer.bundle import write_bundle
+from viewed_runs import add_steps
+
+from relax_sdk.run_lock import Holder, RunLock
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+OMNI = 9
+"""Number of an episode of the run `omni` with a sound and a film that play."""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A plain file server that does not write a line for each request."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def site(runs: Path) -> Iterator[str]:
+    with viewer(runs) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A fresh tab; an exception of the page's own code fails the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    opened, broken = context.new_page(), []
+    opened.on("pageerror", lambda error: broken.append(str(error)))
+    yield opened
+    context.close()
+    assert not broken
+
+
+PAGES = {
+    "runs": ("#/", "Runs"),
+    "compare": ("#/compare?runs=seed-0,seed-1,omni", "Compare 3 runs"),
+    "overview": ("#/runs/omni", "omni"),
+    "trajectories": ("#/runs/many/trajectories?plot=1", "Trajectories"),
+    "trajectory": (f"#/runs/omni/trajectories/{OMNI + 1}", "Trajectory"),
+    "failed": ("#/runs/omni/trajectories/4", "Trajectory"),
+    "group": (f"#/runs/omni/groups/{OMNI + 1}", "Group"),
+    "media": ("#/runs/omni/media", "Media"),
+    "empty": ("#/runs/empty", "empty"),
+    "no such run": ("#/runs/none", ""),
+}
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed: run `make view`")
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_are_accessible_in_light_dark_and_narrow(page: Page, site: str, name: str) -> None:
+    address, title = PAGES[name]
+    page.goto(site + address)
+    if title:
+        expect(page.get_by_role("heading", level=1)).to_contain_text(title)
+    expect(page.locator("main .loading")).to_have_count(0)
+    assert serious(page) == []
+    page.emulate_media(color_scheme="dark")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    assert serious(page) == []
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_a_sound_plays_beside_its_wave(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/omni/trajectories/{OMNI + 1}")
+    sound = page.locator("audio").first
+    expect(page.locator("canvas[aria-label=Waveform]")).to_be_visible()
+    expect(page.locator(".waves canvas")).to_have_count(2)
+    assert painted(page, "canvas[aria-label=Waveform]") > 1
+    assert painted(page, "canvas[aria-label^=Spectrogram]") > 50
+    plays(sound, 0.2)
+    assert sound.evaluate("player => player.duration") == pytest.approx(2.0, abs=0.01)
+
+
+def test_a_film_plays_above_its_frames(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/omni/trajectories/{OMNI + 1}")
+    plays(page.locator("video").first, 0.2)
+    frames = page.get_by_role("group", name="Frames of the film").get_by_role("img")
+    expect(frames).to_have_count(8)
+    shown = frames.evaluate_all("images => new Set(images.map(image => image.src)).size")
+    assert shown > 4
+
+
+def test_what_the_model_got_of_media_is_shown_on_request(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/omni/trajectories/{OMNI + 1}")
+    page.get_by_text("What the model heard").click()
+    expect(page.get_by_text("32,000 samples at 16 kHz, one channel")).to_be_visible(timeout=60_000)
+    expect(page.locator(".seen canvas")).to_have_count(2)
+    plays(page.get_by_label("The wave that the model heard"), 0.1)
+    saw = page.get_by_text("What the model saw")
+    saw.nth(1).click()
+    frames = page.locator(".medium.video .seen img")
+    expect(frames.first).to_be_visible(timeout=60_000)
+    assert frames.evaluate_all("images => images.every(image => image.naturalWidth > 0)")
+
+
+def test_a_stranger_reads_what_was_heard_answered_and_why(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/omni/trajectories/2")
+    short = page.get_by_role("region", name="In short")
+    expect(short).to_contain_text("heard 1 sound")
+    expect(short).to_contain_text("“where? task 0”")
+    expect(short).to_contain_text("It answered 2 times, at last “up”")
+    expect(short).to_contain_text("from env 0.25, form 1.00")
+    expect(short).to_contain_text("In step 1, 1 step old, its advantage was +0.75: what it answered was made more likely.")
+    expect(short.get_by_role("link", name="Open #3")).to_have_attribute("href", "#/runs/omni/trajectories/3")
+    expect(page.get_by_text("relax replay")).to_contain_text("--episode train/0/1")
+
+
+def test_a_failed_episode_says_that_it_is_no_zero(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/omni/trajectories/4")
+    short = page.get_by_role("region", name="In short")
+    expect(short).to_contain_text("No reward counts: the episode failed. ValueError: boom")
+    expect(short).to_contain_text("mend the error, then replay")
+    expect(page.get_by_text("No token was produced")).to_be_visible()
+
+
+def test_tokens_are_coloured_folded_and_read_by_keys(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/omni/trajectories/2")
+    strip = page.get_by_role("group", name="Tokens, arrow keys")
+    expect(strip.locator(".folded")).to_have_count(3)
+    expect(strip.locator(".folded").first).to_contain_text("<|image_pad|> × 3")
+    page.get_by_role("button", name="Entropy").click()
+    assert "colour=entropy" in page.url
+    trained = strip.locator(".trained.heat")
+    expect(trained.first).to_be_visible()
+    strip.focus()
+    page.keyboard.press("End")
+    expect(page.locator(".inspector")).to_contain_text("entropy 1.5000 · advantage 0.7500")
+    expect(page.locator(".inspector")).to_contain_text("trained in step 1")
+    page.get_by_text("The same as a table").click()
+    table = page.get_by_role("region", name="Table of tokens")
+    expect(table.get_by_role("columnheader", name="Gap")).to_be_visible()
+
+
+def test_ten_thousand_trajectories_are_a_table_of_few_rows(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/many/trajectories")
+    table = page.get_by_role("table", name="Trajectories")
+    expect(table).to_have_attribute("aria-rowcount", str(MANY + 1))
+    expect(table.get_by_role("row").nth(1)).to_contain_text(str(MANY))
+    assert table.get_by_role("row").count() < 80
+    page.locator(".virtual").evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    expect(table.get_by_role("link", name="1", exact=True).first).to_be_visible()
+    assert table.get_by_role("row").count() < 80
+
+
+def test_filters_sorting_and_place_are_in_the_address(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/many/trajectories")
+    page.get_by_label("Status").select_option("failed")
+    count = page.locator(".list-count")
+    expect(count).to_have_text("100 of 10,000 trajectories")
+    page.get_by_label("Status").select_option("")
+    page.get_by_role("searchbox").fill("ANSWER 3 of 77")
+    expect(count).to_have_text("11 of 10,000 trajectories")
+    page.get_by_role("button", name="Worst").click()
+    expect(page.get_by_role("columnheader", name="Reward")).to_have_attribute("aria-sort", "ascending")
+    _, query = hashes(page)
+    assert query == "q=ANSWER+3+of+77&sort=reward%3Aasc"
+    first = page.locator(".virtual tbody tr").first.inner_text()
+    page.goto("about:blank")
+    page.goto(f"{site}#/runs/many/trajectories?{query}")
+    expect(count).to_have_text("11 of 10,000 trajectories")
+    assert page.locator(".virtual tbody tr").first.inner_text() == first
+
+
+def test_an_episode_is_found_by_its_id(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/many/episodes/many%2Ftrain%2F3%2F2")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Trajectory #27")
+    page.goto(f"{site}#/runs/many/episodes/none")
+    expect(page.get_by_role("alert")).to_contain_text("This run has no episode none")
+
+
+def test_keys_lead_through_a_run(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/many/trajectories")
+    expect(page.locator(".virtual tbody tr").first).to_be_visible()
+    for key in ("w", "j", "j", "Enter"):
+        page.keyboard.press(key)
+    heading = page.get_by_role("heading", level=1)
+    expect(heading).to_contain_text("Trajectory")
+    expect(page.get_by_text(f"2 of {MANY:,}")).to_be_visible()
+    second = heading.inner_text()
+    page.keyboard.press("j")
+    expect(page.get_by_text(f"3 of {MANY:,}")).to_be_visible()
+    page.keyboard.press("k")
+    expect(heading).to_have_text(second)
+    page.keyboard.press("u")
+    expect(heading).to_have_text("Group")
+    page.go_back()
+    expect(heading).to_have_text(second)
+    page.keyboard.press("Escape")
+    expect(page.locator("tr.at")).to_contain_text(second.removeprefix("Trajectory #"))
+    page.keyboard.press("/")
+    expect(page.get_by_role("searchbox")).to_be_focused()
+    page.keyboard.press("Escape")
+    for key in ("g", "m"):
+        page.keyboard.press(key)
+    expect(heading).to_have_text("Media")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
+
+
+def test_a_group_stands_side_by_side(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/omni/groups/2")
+    expect(page.get_by_role("heading", name="What all were given")).to_be_visible()
+    members = page.get_by_role("article", name="Member")
+    expect(members).to_have_count(4)
+    expect(members.nth(2)).to_contain_text("0.50")
+    expect(members.nth(2)).to_contain_text("advantage +0.75")
+    expect(members.nth(3)).to_contain_text("ValueError: boom")
+
+
+def test_runs_of_several_seeds_are_one_curve_and_settings_that_differ_are_told(page: Page, site: str) -> None:
+    page.goto(f"{site}#/")
+    for name in ("seed-0", "seed-1", "omni"):
+        page.get_by_label(f"Compare {name}").check()
+    page.get_by_role("link", name="Compare").click()
+    legend = page.get_by_role("list", name="Runs and their colours")
+    expect(legend).to_contain_text("mean and standard deviation of 2 seeds")
+    settings = page.get_by_role("region", name="Table of settings").get_by_role("row")
+    expect(settings.filter(has_text="env")).to_contain_text("omni-v0")
+    expect(settings.filter(has_text=re.compile("^seed"))).to_be_visible()
+    expect(settings.filter(has_text="lr")).to_have_count(0)
+
+
+def test_metrics_are_found_by_name(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/seed-0")
+    page.get_by_label("Search metrics").fill("los")
+    expect(page.get_by_role("region", name="loss", exact=True)).to_contain_text("0.05")
+    page.get_by_label("Search metrics").fill("nothing like it")
+    expect(page.get_by_text("No metric has “nothing like it”")).to_be_visible()
+
+
+def test_media_of_a_run_are_a_grid_that_leads_to_episodes(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/omni/media")
+    expect(page.locator(".tile")).to_have_count(6)
+    page.get_by_role("button", name="Sounds").click()
+    expect(page.locator(".tile")).to_have_count(2)
+    page.get_by_role("link", name="first in").first.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Trajectory")
+
+
+def test_a_run_that_trains_is_followed(page: Page, tmp_path: Path) -> None:
+    folder = make_many(tmp_path, "live", 80)
+    with viewer(tmp_path) as (url, _), RunLock(folder, Holder.here()):
+        page.goto(f"{url}#/runs/live/trajectories?sort=seq:asc")
+        count = page.locator(".list-count")
+        expect(count).to_have_text("80 trajectories")
+        first = page.locator(".virtual tbody tr").first
+        first.evaluate("row => row.dataset.same = 'yes'")
+        journal = open_journal(folder / "journal.db")
+        for number in range(10, 16):
+            journal.commit(text_group(number, "live"), "live")
+        journal.close()
+        expect(count).to_have_text("128 trajectories", timeout=20_000)
+        expect(page.locator("tr[data-same=yes]")).to_have_count(1)
+        page.goto(f"{url}#/runs/live")
+        expect(page.get_by_text("No training step is done yet")).to_be_visible()
+        add_steps(folder, 1, 3)
+        expect(page.get_by_role("heading", name="Where a step's time goes")).to_be_visible(timeout=20_000)
+
+
+def test_a_key_is_asked_for_and_media_come_with_it(page: Page, runs: Path) -> None:
+    with viewer(runs, "--key", "a-secret-that-is-long-enough") as (url, _):
+        page.goto(f"{url}#/runs/omni/trajectories/{OMNI + 1}")
+        dialog = page.get_by_role("dialog", name="This service needs a key")
+        dialog.get_by_label("Key").fill("wrong")
+        dialog.get_by_role("button").click()
+        expect(dialog).to_contain_text("The key was refused")
+        dialog.get_by_label("Key").fill("a-secret-that-is-long-enough")
+        dialog.get_by_role("button").click()
+        sound = page.locator("audio").first
+        expect(sound).to_have_attribute("src", re.compile("^blob:"))
+        plays(sound, 0.1)
+
+
+def test_lost_media_are_told(page: Page, tmp_path: Path) -> None:
+    folder = make_omni(tmp_path)
+    shutil.rmtree(folder / "media")
+    with viewer(tmp_path) as (url, _):
+        page.goto(f"{url}#/runs/omni/trajectories/2")
+        expect(page.get_by_text("is not in the run's media folder any more")).to_have_count(3)
+        expect(page.get_by_role("region", name="In short")).to_contain_text("3 media files are gone")
+
+
+def test_a_bundle_opens_from_a_file_server_and_asks_for_nothing_else(page: Page, runs: Path, tmp_path: Path) -> None:
+    write_bundle([runs / "omni"], tmp_path / "site", None)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "site")))
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        lost: list[str] = []
+        page.on("response", lambda answer: answer.ok or lost.append(answer.url))
+        url = f"http://127.0.0.1:{server.server_port}/"
+        page.goto(f"{url}#/runs/omni/trajectories?sort=seq%3Aasc")
+        page.get_by_role("searchbox").fill("TASK 7")
+        expect(page.locator(".list-count")).to_have_text("4 of 13 trajectories")
+        page.locator(".virtual tbody tr").first.click()
+        plays(page.locator("audio").first, 0.1)
+        page.goto(f"{url}#/runs/omni")
+        expect(page.get_by_role("heading", name="Where a step's time goes")).to_be_visible()
+        assert not lost
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+def test_a_server_that_is_gone_is_told(page: Page, tmp_path: Path) -> None:
+    make_many(tmp_path, "gone", 80)
+    with viewer(tmp_path) as (url, process):
+        page.goto(f"{url}#/runs/gone/trajectories")
+        expect(page.locator(".virtual tbody tr").first).to_be_visible()
+        process.kill()
+        process.wait(30)
+        page.locator(".virtual tbody tr").first.click()
+        expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
