@@ -68,7 +68,7 @@ def workers(*each: tuple[Any, ...]) -> Iterator[list[Worker]]:
             worker.stdout.close()
 
 
-@pytest.mark.parametrize("barrier", ["INSERT INTO payloads", "INSERT INTO trajectories", "COMMIT"])
+@pytest.mark.parametrize("barrier", ["INSERT INTO payloads", "INSERT INTO trajectories", "INSERT INTO texts", "COMMIT"])
 def test_a_process_killed_inside_a_commit_leaves_all_of_the_group_or_nothing(tmp_path: Path, barrier: str) -> None:
     file = tmp_path / "journal.db"
     with workers(("commit", file, "g", 5, barrier)) as (writer,):
