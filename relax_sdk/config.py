@@ -315,6 +315,18 @@ class RunConfig:
                 "engine='embedded' or 'vllm', which report them after it"
             )
 
+    def check_trainable(self) -> None:
+        """Refuse what may be set to play an environment but not to train on it.
+
+        Raises:
+            ConfigError: the sampling is greedy.
+        """
+        if self.sampling.temperature == 0:
+            raise ConfigError(
+                "sampling.temperature = 0 makes all answers of a group alike, so that there is nothing to learn from: "
+                "set it above 0, 1 as a rule"
+            )
+
     def _check_algorithm(self) -> None:
         """Raise `ConfigError` for settings of the algorithm that do not fit the run."""
         algorithm = self.algorithm

@@ -107,7 +107,7 @@ def load_origin(folder: Path, id: str, env: str | type[Env] | EnvSpec | None = N
     Args:
         folder: the run folder.
         id: the environment's name in the run's settings.
-        env: the environment, in place of what the folder says.
+        env: the environment, in place of what the folder says. A class without tasks of its own gets those of the run.
 
     Returns:
         The environment under the name `id`; the agent, None for the built-in loops.
@@ -120,7 +120,10 @@ def load_origin(folder: Path, id: str, env: str | type[Env] | EnvSpec | None = N
         _check_owner(folder / NOTE)
     agent = _agent(folder, origin)
     if env is not None:
-        return replace(get_spec(env), id=id), agent
+        given = get_spec(env)
+        if isinstance(env, type) and given.load_tasks() is None and origin is not None:
+            given = _with_tasks_of_run(given, folder, origin)
+        return replace(given, id=id), agent
     spec = registered(id)
     if spec is None:
         if origin is None:
@@ -132,6 +135,18 @@ def load_origin(folder: Path, id: str, env: str | type[Env] | EnvSpec | None = N
         else:
             spec = _load(folder, origin)
     return spec if spec.id == id else replace(spec, id=id), agent
+
+
+def _with_tasks_of_run(given: EnvSpec, folder: Path, origin: Origin) -> EnvSpec:
+    """The class with the tasks and the arguments that the run's own had; as it is where the run's own cannot be loaded."""
+    try:
+        own = registered(origin.id)
+        if own is None:
+            _check_owner(folder / NOTE)
+            own = _load(folder, origin)
+        return replace(given, tasks=own.load_tasks(), kwargs=given.kwargs or own.kwargs)
+    except RegistryError:
+        return given
 
 
 def _load(folder: Path, origin: Origin) -> EnvSpec:

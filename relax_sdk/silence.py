@@ -143,8 +143,6 @@ def _flat(rows: Sequence[Row], recent: Sequence[Row], groups: int, config: RunCo
 def _cause(recent: Sequence[Row], config: RunConfig, examples: bool | None, same: bool) -> str:
     """The likely cause, and the setting to change."""
     cut = _mean(recent, "cut_responses")
-    if config.sampling.temperature == 0:
-        return "sampling.temperature = 0 makes all answers of a group alike: set it to 1"
     if same and _truncated(recent) >= ALL:
         return _limits(recent, config)
     lacks = _lacks(config, examples) if from_random_weights(config.model) else []

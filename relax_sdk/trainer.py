@@ -178,12 +178,13 @@ class Trainer:
             progress: show a live line.
 
         Raises:
-            ConfigError: the folder cannot be written, or is in use by another run.
+            ConfigError: the sampling is greedy; the folder cannot be written, or is in use by another run.
             RunError: the run ended early; it can be resumed.
         """
         refuse_while_importing("fit()")
         runtime = find_runtime(self.runtime)
         config = dataclasses.replace(self.config, steps=steps) if steps is not None else self.config
+        config.check_trainable()
         folder = self._run_folder(config, resume)
         with RunLock(folder, Holder.here()) as lock:
             self._prepare(folder, config, resume)

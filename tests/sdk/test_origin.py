@@ -269,3 +269,22 @@ def test_an_evaluation_without_such_a_split_starts_no_engine(script):
     run._runtime = Engines()  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"adder-v0 has no 'eval' split; there are train; register it with tasks="):
         run.evaluate(progress=False)
+
+
+def test_a_class_given_in_place_of_the_run_s_environment_gets_the_run_s_tasks(script):
+    folder = script(ENV + REGISTER + TRAIN)
+
+    class Changed(relax.Env):
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return f"{(options or {})['task']['a']} and 1?", {}
+
+    spec, _ = load_origin(folder, "adder-v0", Changed)
+    assert (spec.id, asked(spec)) == ("adder-v0", ["1 and 1?", "7 and 1?"])
+
+    class Own(Changed):
+        tasks = [{"a": 3}]
+
+    assert asked(load_origin(folder, "adder-v0", Own)[0])[0] == "3 and 1?"
+    (folder / COPY).unlink()
+    assert load_origin(folder, "adder-v0", Changed)[0].tasks is None

@@ -62,7 +62,6 @@ def test_a_run_that_learns_says_nothing():
         (PRETRAINED, None, dict(reward=1.0, reward_min=1.0, reward_max=1.0), "every one earns 1; let wrong ones earn less"),
         (RunConfig(env="e", algorithm=SCRATCH), False, {}, "the environment has no format_example"),
         (RunConfig(env="e", algorithm=SCRATCH, warmup=WarmupConfig(steps=0)), True, {}, "warmup.steps = 0"),
-        (change(PRETRAINED, sampling=SamplingParams(temperature=0.0)), None, {}, "sampling.temperature = 0"),
         (change(PRETRAINED, rollout=RolloutConfig(group_size=1)), None, {}, "set rollout.group_size to 2 or more"),
         (PRETRAINED, None, dict(reward_max=1.0, entropy=0.01), "the policy has stopped trying (entropy 0.010)"),
         (PRETRAINED, None, dict(reward_max=1.0), "too easy or too hard"),

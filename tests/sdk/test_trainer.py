@@ -86,3 +86,10 @@ def test_environments_that_ship_do_not_destroy_a_pretrained_model(env: str) -> N
     lr, entropy, _, warmup = chosen(Trainer(env, PRETRAINED[0]))
     assert (lr, entropy, warmup) == (1e-6, 0.0, 0)
     assert chosen(Trainer(env))[0] >= 5e-4
+
+
+def test_greedy_sampling_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    trainer = Trainer("tone-v0", folder=tmp_path / "run", sampling={"temperature": 0.0})
+    with pytest.raises(ConfigError, match=r"sampling.temperature = 0 makes all answers.*above 0"):
+        trainer.fit(steps=1, progress=False)
+    assert not (tmp_path / "run").exists()
