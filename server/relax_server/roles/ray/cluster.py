@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import socket
 import threading
@@ -23,6 +22,7 @@ from relax_sdk.config import RunConfig
 from relax_sdk.doctor import requirements
 from relax_sdk.errors import ConfigError, RunError
 from relax_sdk.findings import Finding
+from relax_server.bus.cluster import start_cluster
 from relax_server.roles import shared_memory
 from relax_server.roles.ray.placement import listed, needs
 from relax_server.roles.ray.role import reason
@@ -32,9 +32,6 @@ CONNECT_SECONDS = 10.0
 
 LOOK_SECONDS = 60.0
 """Seconds for every node to answer; each starts a process for it."""
-
-_TOKEN = secrets.token_hex(32)
-"""Secret of the clusters that this process starts: nobody else may send them work."""
 
 
 @contextlib.contextmanager
@@ -54,11 +51,10 @@ def connected(config: RunConfig) -> Iterator[None]:
             _answers(address)
             ray.init(address, **common)
         else:
-            _secure()
             cpus = sum(needs(config).values())
             memory = config.ray.object_store_mb * 2**20
-            ray.init("local", num_cpus=cpus, object_store_memory=memory, include_dashboard=False, **common)
-    except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+            start_cluster(num_cpus=cpus, object_store_memory=memory, **common)
+    except Exception as error:  # Ray raises a plain one where a node does not come up in time
         what = str(error).strip().partition("\n")[0]
         if not address:
             raise RunError(f"no Ray cluster could be started here: {what}") from error
@@ -91,14 +87,6 @@ def _answers(address: str) -> None:
     if "://" in address or not (colon and port.isdigit()):
         raise ValueError("write it as HOST:PORT, as `ray start` shows it, and call it from a machine of the cluster")
     socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-
-
-def _secure() -> None:
-    """A cluster of our own answers only to this program, which has to show a token; Ray would write one to the home folder."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    known = os.environ.get("RAY_AUTH_TOKEN_PATH") or (Path.home() / ".ray" / "auth_token").exists()
-    if not known:
-        os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
 
 
 # ------------------------------------------------------------------------------------------------------------ the nodes
