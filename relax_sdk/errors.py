@@ -21,7 +21,9 @@ RelaxError
 ├── StorageError             the disk that media are kept on is full or cannot be written
 ├── BusError                 the queue between the training roles cannot be started, reached or rebuilt
 ├── TrainingError            the trainer failed
-│   └── CheckpointError      a checkpoint is missing, damaged or of another model
+│   ├── CheckpointError      a checkpoint is missing, damaged or of another model
+│   ├── OutOfMemory          the machine or the device has no memory left for it
+│   └── DiskFull             the disk has no room for what the trainer writes
 ├── RunError                 a run ended before its last step
 └── ServiceError             a rollout service refused a request
     └── ServiceUnavailable   it cannot be reached, or is too busy
@@ -37,6 +39,7 @@ __all__ = [
     "CheckpointError",
     "ClaimLost",
     "ConfigError",
+    "DiskFull",
     "EngineAborted",
     "EngineDenied",
     "EngineError",
@@ -48,6 +51,7 @@ __all__ = [
     "EpisodeTimeout",
     "JournalError",
     "MediaError",
+    "OutOfMemory",
     "RegistryError",
     "RelaxError",
     "RewardError",
@@ -175,6 +179,14 @@ class TrainingError(RelaxError):
 
 class CheckpointError(TrainingError):
     """A checkpoint is missing, damaged, or belongs to another model."""
+
+
+class OutOfMemory(TrainingError):
+    """The machine or the device has no memory left to load, save or restore a model; what is on the disk is whole."""
+
+
+class DiskFull(TrainingError):
+    """The disk has no room for a checkpoint or a model folder; what was written before is whole."""
 
 
 class RunError(RelaxError):

@@ -177,22 +177,22 @@ def refused_by_the_machine(folder: Path, how: str) -> tuple[str, str, list[str]]
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("how", "kind", "message"),
     [
-        ("no memory", "MemoryError"),
-        ("no device memory", "OutOfMemoryError: CUDA"),
-        ("no host memory", "can't allocate memory"),
-        ("a failing disk", "Input/output error"),
-        ("in another rank", "MemoryError: allocation failed"),
-        ("too many files", "Too many open files"),
-        ("large files", r"cannot be written now .*\d MB are free there"),
-        ("a full disk", r"cannot be written now .*the disk is full"),
+        ("no memory", "OutOfMemory", r"MemoryError.*GB of the machine's memory are available: .*training\.dtype"),
+        ("no device memory", "OutOfMemory", r"CUDA.*training\.token_budget"),
+        ("no host memory", "OutOfMemory", "can't allocate memory.*GB of the machine's memory"),
+        ("a failing disk", "TrainingError", "Input/output error"),
+        ("in another rank", "OutOfMemory", "MemoryError: allocation failed"),
+        ("too many files", "TrainingError", "Too many open files"),
+        ("large files", "TrainingError", r"cannot be written now .*\d MB are free there"),
+        ("a full disk", "DiskFull", r"cannot be written now .*the disk is full, 4096 bytes are free; make room"),
     ],
 )
-def test_a_machine_that_refuses_is_not_called_damage(worker, tmp_path, how, message):
-    kind, said, left = worker.run(refused_by_the_machine, tmp_path, how)
-    assert kind == "TrainingError"
-    assert re.search(message, said) and "damaged" not in said
+def test_a_machine_that_refuses_is_not_called_damage(worker, tmp_path, how, kind, message):
+    got, said, left = worker.run(refused_by_the_machine, tmp_path, how)
+    assert got == kind
+    assert re.search(message, said) and "damaged (" not in said and "is damaged:" not in said
     assert left == ["c"], "nothing half written stays"
 
 

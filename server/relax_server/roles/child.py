@@ -13,13 +13,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from relax_sdk.errors import CheckpointError, ConfigError, RegistryError, RunError
+from relax_sdk.errors import CheckpointError, ConfigError, DiskFull, RegistryError, RunError
 from relax_server.roles import shared_memory
 from relax_server.roles.channel import Channel, Outlet
 from relax_server.roles.full_disk import full_disk
 from relax_server.roles.messages import Failed
 
-FATAL = (ConfigError, RegistryError, CheckpointError, RunError)
+FATAL = (ConfigError, RegistryError, CheckpointError, DiskFull, RunError)
 """Errors that would come back after a restart."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relax_sdk.errors import RelaxError, TrainingError
+from relax_sdk.errors import DiskFull, OutOfMemory, RelaxError, TrainingError
 from relax_sdk.media import MediaRef, MediaStore
 from relax_sdk.trajectory import Group, Trajectory
 from relax_server.bus import open_bus
@@ -172,6 +172,8 @@ class PolicyRole:
                 break
             try:
                 done = self.one_step(batch, given, began, seconds_fields)
+            except (DiskFull, OutOfMemory):  # no group is to blame
+                raise
             except POISON as error:
                 self.set_poison_aside(batch, given, error)
                 continue

@@ -15,6 +15,7 @@ from torch import Tensor
 from relax_sdk.config import SamplingParams, TrainingConfig
 from relax_sdk.errors import ConfigError
 from relax_sdk.trajectory import Group, Sample
+from relax_server.machine_limits import limits_told
 from relax_server.models.processor import Processor
 from relax_server.training.batch import ReadMedia, TokenBatch, make_batch, read_features
 from relax_server.training.forest import Forest, pack
@@ -37,6 +38,7 @@ class LogprobModel:
 
     Raises:
         ConfigError: the model cannot be had in Megatron, or a setting does not fit it.
+        OutOfMemory: the machine or the device has no memory left for it.
     """
 
     def __init__(
@@ -101,13 +103,14 @@ class LogprobModel:
     # ----------------------------------------------------------------------------------------------------- inner works
 
     def _load_model(self, path: Path) -> Loaded:
-        return load_model(
-            path,
-            self.processor.hf_config,
-            dtype=self._dtype,
-            device=self.device,
-            recompute=self.training.recompute,
-        )
+        with limits_told("the model cannot be loaded", path):
+            return load_model(
+                path,
+                self.processor.hf_config,
+                dtype=self._dtype,
+                device=self.device,
+                recompute=self.training.recompute,
+            )
 
     def _targets(self, batch: TokenBatch, advantages: np.ndarray | None = None, scale: np.ndarray | None = None) -> Targets:
         """Lay out what the objective needs of every trained token; logprobs need neither advantages nor scale."""

@@ -204,7 +204,8 @@ class PolicyModel(LogprobModel):
         """Write a checkpoint: model, optimizer, step, generators and `meta` (plain data).
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: `meta` is not plain data.
+            DiskFull, OutOfMemory, TrainingError: the machine refuses; see `checkpoint.save`.
         """
         kept = {"schedule": self.schedule.to_dict(), "meta": meta}
         checkpoint.save(Path(folder_), self.trainer, identity=self.identity(), step=self.step, meta=kept)

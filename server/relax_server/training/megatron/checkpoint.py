@@ -21,16 +21,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
-from relax_sdk.errors import CheckpointError, TrainingError
+from relax_sdk.errors import CheckpointError
+from relax_server.machine_limits import refusal
 from relax_server.training.megatron.trainer import MegatronTrainer
 
 FORMAT = 2
 HEADER = "relax.json"
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 """A file with one of these errors is not there; any other error says that it cannot be read or written now."""
-
-LITTLE = 1 << 20
-"""Bytes; with less than that left, a full disk is why a file cannot be written."""
 
 
 def differences(ours: Any, theirs: Any, at: str = "") -> list[str]:
@@ -110,7 +108,8 @@ def save(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any], st
 
     Raises:
         CheckpointError: `meta` or `identity` are not plain data.
-        TrainingError: the machine refuses: no space, too many open files, no memory.
+        DiskFull, OutOfMemory: the disk has no room, or there is no memory left; with advice.
+        TrainingError: the machine refuses for another reason: too many open files, a failing disk.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     try:
@@ -132,19 +131,9 @@ def save(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any], st
             _replace(partial, folder)
         dist.barrier()
     except (Exception, CheckpointException) as error:  # the latter is a BaseException
-        cause, room = _cause(error), _room(folder.parent)
+        told = refusal(_cause(error), "the checkpoint cannot be written now", folder, writes=True)
         shutil.rmtree(partial, ignore_errors=True)
-        what = f"{type(cause).__name__}: {cause}; {room}"
-        raise TrainingError(f"{folder}: the checkpoint cannot be written now ({what})") from error
-
-
-def _room(folder: Path) -> str:
-    """Say how much room a folder has: torch does not name a full disk in its errors."""
-    try:
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        return f"{folder}: {error.strerror}"
-    return "the disk is full" if free < LITTLE else f"{free / 1e6:.0f} MB are free there"
+        raise told from error
 
 
 def _fingerprint(file: Path) -> dict[str, Any]:
@@ -211,7 +200,7 @@ def read_header(folder: Path) -> dict[str, Any]:
     except OSError as error:
         if error.errno in ABSENT:
             raise CheckpointError(f"{folder}: not a checkpoint ({error.strerror}: {HEADER})") from error
-        raise TrainingError(f"{folder / HEADER} cannot be read now ({type(error).__name__}: {error})") from error
+        raise refusal(error, "it cannot be read now", folder / HEADER) from error
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder}: {HEADER} is damaged ({error})") from error
 
@@ -224,7 +213,8 @@ def load(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any]) ->
 
     Raises:
         CheckpointError: missing, damaged (the file is named), or of another model or configuration; the differences are named.
-        TrainingError: the checkpoint may be whole, but the machine refuses: no memory, too many open files, a failing disk.
+        OutOfMemory: there is no memory left, on the machine or the device; with advice. The checkpoint may be whole.
+        TrainingError: the machine refuses for another reason: too many open files, a failing disk.
     """
     header = read_header(folder)
     found = differences(_plain(identity), header["identity"])
@@ -244,7 +234,7 @@ def load(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any]) ->
         cause = _cause(error)
         if _does_not_fit(cause):
             raise CheckpointError(f"{folder}: the checkpoint does not fit ({type(cause).__name__}: {cause})") from error
-        raise TrainingError(f"{folder}: the checkpoint cannot be loaded now ({type(cause).__name__}: {cause})") from error
+        raise refusal(cause, "the checkpoint cannot be loaded now", folder) from error
     torch.set_rng_state(state["generators"]["torch"])
     _tracker().set_states(state["generators"]["megatron"])
     return header["step"], header["meta"]
