@@ -251,7 +251,10 @@ async def test_a_rollout_outlives_a_journal_that_cannot_be_written(inside: Insid
     await until(lambda: broken.tries > 4)
     broken.point = None
     ended = await completed(inside, rollout["id"])
-    assert (ended["state"], ended["counts"]) == ("completed", {"groups": 3, "done": 3, "unusable": 0, "trajectories": 6})
+    assert (ended["state"], ended["counts"]) == (
+        "completed",
+        {"groups": 3, "done": 3, "unusable": 0, "failed": 0, "trajectories": 6},
+    )
     assert await kinds(inside, f"rollout/{rollout['id']}") == {"queued": 1, "running": 1, "group": 3, "finished": 1}
 
 
@@ -280,4 +283,4 @@ async def test_a_group_that_cannot_be_stored_is_unusable_and_the_others_are_kept
     monkeypatch.setattr(inside.core, "commit", spoilt)
     rollout = (await inside.http.post("/v1/rollouts", json=ROLLOUT)).json()
     ended = await completed(inside, rollout["id"])
-    assert ended["counts"] == {"groups": 3, "done": 3, "unusable": 1, "trajectories": 4}
+    assert ended["counts"] == {"groups": 3, "done": 3, "unusable": 1, "failed": 0, "trajectories": 4}

@@ -50,7 +50,7 @@ def test_an_environment_of_this_process_is_played_there(service: Service, client
             session.step(session.chat(session.observation))
             assert session.finish().reward == 7.0
         rollout = client.rollout("counter", n=4, group_size=3, **ONE)
-        assert rollout.wait().counts == {"groups": 4, "done": 4, "unusable": 0, "trajectories": 12}
+        assert rollout.wait().counts == {"groups": 4, "done": 4, "unusable": 0, "failed": 0, "trajectories": 12}
     assert Counter.steps == 13
     with pytest.raises(relax.ServiceError, match=r"no environment 'counter'|is gone"):
         client.session("counter")

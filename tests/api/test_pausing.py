@@ -117,7 +117,7 @@ def test_episodes_of_rollouts_begin_when_the_service_goes_on(idle: Service) -> N
         until(lambda: time.monotonic() > paused + HELD)
         assert answered(client) == calls and held.refresh().counts["done"] == 0
         assert service.resume() == "ok"
-        assert held.wait().counts == {"groups": 2, "done": 2, "unusable": 0, "trajectories": 2}
+        assert held.wait().counts == {"groups": 2, "done": 2, "unusable": 0, "failed": 0, "trajectories": 2}
         events = list(first.events())
         assert first.refresh().counts["trajectories"] == 1200
     told = [(event.kind, event.data) for event in events if event.kind in ("paused", "resumed")]

@@ -301,7 +301,7 @@ def test_one_of_two_services_behind_a_proxy_is_killed(
             while (told := honest.ask("GET", f"/v1/rollouts/{rollout['id']}", groups_key).json())["state"] != "completed":
                 assert time.monotonic() < end, told
                 time.sleep(0.2)
-            assert told["counts"] == {"groups": groups, "done": groups, "unusable": 0, "trajectories": 2 * groups}
+            assert told["counts"] == {"groups": groups, "done": groups, "unusable": 0, "failed": 0, "trajectories": 2 * groups}
             assert honest.ask("POST", "/v1/rollouts", **once).json()["id"] == rollout["id"]
             assert len(honest.kept) == 14
             for id in honest.kept:

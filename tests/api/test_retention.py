@@ -21,7 +21,7 @@ from sqlalchemy import func, insert, select
 DAY = 86_400.0
 LONG = 2 * BATCH + 300
 """Groups of a rollout, more than are deleted at once."""
-COUNTS = {"groups": 3, "done": 3, "unusable": 0, "trajectories": 3}
+COUNTS = {"groups": 3, "done": 3, "unusable": 0, "failed": 0, "trajectories": 3}
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

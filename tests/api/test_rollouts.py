@@ -50,7 +50,7 @@ def test_groups_are_played_told_and_durable(service: Service) -> None:
     assert [kind for _, kind, _ in events] == ["queued", "running", "group", "group", "group", "finished"]
     groups = [data for _, kind, data in events if kind == "group"]
     assert sorted(g["task_index"] for g in groups) == [0, 1, 2] and all(len(g["trajectories"]) == 2 for g in groups)
-    assert events[-1][2]["counts"] == {"groups": 3, "done": 3, "unusable": 0, "trajectories": 6}
+    assert events[-1][2]["counts"] == {"groups": 3, "done": 3, "unusable": 0, "failed": 0, "trajectories": 6}
     with service.client() as client:
         state = client.get(f"/v1/rollouts/{rollout['id']}").json()
         assert (state["state"], state["counts"]["done"]) == ("completed", 3)
@@ -126,7 +126,7 @@ def test_a_killed_service_goes_on_where_it_was(tmp_path: Path, service: Service)
     assert len(groups) == len(set(groups)) == 300 and rest[-1][1] == "finished"
     with it.client() as client:
         counts = client.get(f"/v1/rollouts/{rollout['id']}").json()["counts"]
-    assert counts == {"groups": 300, "done": 300, "unusable": 0, "trajectories": 600}
+    assert counts == {"groups": 300, "done": 300, "unusable": 0, "failed": 0, "trajectories": 600}
     it.stop()
 
 

@@ -108,7 +108,7 @@ def test_one_is_killed_and_the_other_goes_on(serve: Callable[[str], Service], jo
         groups = Counter(event.data["id"] for event in [*told, *rest] if event.kind == "group")
         assert len(groups) == GROUPS and set(groups.values()) == {1} and rest[-1].kind == "finished"
         state = client.get_rollout(rollout.id).refresh()
-        whole = {"groups": GROUPS, "done": GROUPS, "unusable": 0, "trajectories": GROUPS * SIZE}
+        whole = {"groups": GROUPS, "done": GROUPS, "unusable": 0, "failed": 0, "trajectories": GROUPS * SIZE}
         assert (state.state, state.counts) == ("completed", whole)
         assert player(journal, rollout.id) is None
         again = client.rollout("tone-v0", n=GROUPS, group_size=SIZE, idempotency_key="once", **ONE)

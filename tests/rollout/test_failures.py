@@ -11,6 +11,7 @@ from relax_server.journal.base import TrajectoryQuery
 from relax_server.rollout import failure_limits
 from relax_server.rollout.failure_limits import FailureLimits
 from relax_server.rollout.group import GroupResult
+from relax_server.rollout.warmup import make_warmup
 from rollout_bench import until
 
 from relax_sdk import Env, RolloutConfig, RunError
@@ -137,8 +138,8 @@ def test_causes_are_told_by_what_was_raised_where_and_the_commonest_first() -> N
     limits = FailureLimits(RolloutConfig(groups_per_step=1, group_size=4, max_failed_share=0.25))
     wrong = [attempt("EnvError", f"e, train task {n}, step: raised ValueError: bad {n} (m.py:22)") for n in range(70)]
     late = [attempt("EpisodeTimeout", f"e, train task {n}, step: took longer than 3 s") for n in range(20)]
-    assert limits.ended(group(wrong, 100), True) is None, "the window is not full"
-    assert limits.ended(group(late, 66), True) == (
+    assert limits.ended(group(wrong, 100)) is None, "the window is not full"
+    assert limits.ended(group(late, 66)) == (
         "35% of the last 256 attempts failed, more than rollout.max_failed_share = 0.25 allows: "
         "70 × EnvError (ValueError at m.py:22), 20 × EpisodeTimeout (took longer than 3 s); "
         "the last failure: e, train task 19, step: took longer than 3 s"
@@ -147,7 +148,70 @@ def test_causes_are_told_by_what_was_raised_where_and_the_commonest_first() -> N
 
 def test_old_failures_are_forgotten() -> None:
     limits = FailureLimits(RolloutConfig(groups_per_step=1, group_size=4))
-    assert limits.ended(group([attempt("EnvError", "x") for _ in range(120)], 100), True) is None
-    assert limits.ended(group([], 200), True) is None
-    assert limits.ended(group([attempt("EnvError", "x") for _ in range(120)], 136), True) is None, "120 of the last 256"
-    assert limits.ended(group([attempt("EnvError", "x") for _ in range(129)], 0), True) is not None
+    assert limits.ended(group([attempt("EnvError", "x") for _ in range(120)], 100)) is None
+    assert limits.ended(group([], 200)) is None
+    assert limits.ended(group([attempt("EnvError", "x") for _ in range(120)], 136)) is None, "120 of the last 256"
+    assert limits.ended(group([attempt("EnvError", "x") for _ in range(129)], 0)) is not None
+
+
+def test_the_last_failure_is_told_also_where_a_usable_group_fills_the_window() -> None:
+    limits = FailureLimits(RolloutConfig(groups_per_step=1, group_size=4))
+    assert limits.ended(group([attempt("EnvError", "x") for _ in range(200)], 1)) is None
+    told = limits.ended(group([], 56))
+    assert told is not None and told.endswith("the last failure: x"), told
+
+
+class Doubtful(Env):
+    """Its first reset fails, or every one where `always`; `format_example` answers in a warm-up."""
+
+    always = False
+    begun = 0
+
+    def reset(self, *, seed=None, options=None):
+        type(self).begun += 1
+        if self.always or self.begun == 1:
+            raise ValueError("boom")
+        return "question", {}
+
+    def step(self, action):
+        return None, 1.0, True, False, {}
+
+    def format_example(self, rng):
+        return "A"
+
+
+async def test_failed_attempts_of_a_warm_up_are_kept_and_only_the_others_are_imitated(bench, monkeypatch):
+    monkeypatch.setattr(Doubtful, "begun", 0)
+    made = bench(Doubtful, concurrency=1)
+    assert await make_warmup(made.worker, 1, 3) == 1
+    [row] = made.journal.find("run", ALL)
+    assert (row.status, row.id.startswith("run/warmup/0/0/failed-")) == ("failed", True)
+    [imitated] = made.journal.groups("run", "warmup")
+    assert len(imitated.trajectories) == 2 == len(imitated.counted)
+
+
+async def test_a_warm_up_ends_with_the_commonest_causes(bench, monkeypatch):
+    monkeypatch.setattr(failure_limits, "WINDOW", 8)
+    made = bench(flaky(lambda number: False), groups_per_step=1)
+    monkeypatch.setattr(made.worker.context.env_class, "format_example", lambda self, rng: "A", raising=False)
+    monkeypatch.setattr(made.worker.context.env_class, "step", broken_twice_of_three, raising=False)
+    with pytest.raises(RunError, match=r"^the format warm-up: .*% of the last 8 attempts failed.* × EnvError \(ValueError at"):
+        await make_warmup(made.worker, 9, 3)
+    assert made.journal.count("run", ALL) == 6
+
+
+def broken_twice_of_three(self, action):
+    """A step that raises for two episodes of three."""
+    if self.number % 3:
+        raise ValueError("boom")
+    return None, 1.0, True, False, {}
+
+
+async def test_an_evaluation_ends_with_the_commonest_causes_and_what_was_played_stays(bench, monkeypatch):
+    monkeypatch.setattr(failure_limits, "WINDOW", 20)
+    monkeypatch.setattr(Doubtful, "always", True)
+    made = bench(Doubtful, tasks={"train": [{}], "eval": [{}] * 30}, groups_per_step=1, max_retries=1, concurrency=1)
+    with pytest.raises(RunError, match=r"of test-v0: 8 groups in a row .*16 × EnvError \(ValueError at test_f"):
+        await made.worker.evaluate()
+    assert made.journal.count("run", TrajectoryQuery(split="eval", statuses=("failed",))) >= 8
+    assert made.journal.count("run", ALL) >= 8, "the first attempts, which were tried again"

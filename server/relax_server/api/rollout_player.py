@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from relax_sdk.errors import ClaimLost, ConfigError, JournalError, RelaxError, UnstorableError
+from relax_sdk.errors import ClaimLost, ConfigError, JournalError, RelaxError, RunError, UnstorableError
 from relax_sdk.retrying import growing_pauses
 from relax_sdk.tasks import KeptRows
-from relax_sdk.trajectory import derive_seed
+from relax_sdk.trajectory import Group, derive_seed
 from relax_server.api.core import DATABASE_LIMIT, ServiceCore
 from relax_server.api.keys import Key
 from relax_server.api.pausing import Gate
@@ -21,6 +21,7 @@ from relax_server.api.schemas import RolloutBody
 from relax_server.api.starts import GroupStarts
 from relax_server.log_ids import add_ids
 from relax_server.rollout.context import RolloutContext
+from relax_server.rollout.failed_attempts import FAILED, KEPT, FailedAttempts, Failures
 from relax_server.rollout.group import GroupResult, GroupTask, play_group
 
 HOST_SECONDS = 60.0
@@ -70,6 +71,7 @@ class RolloutPlayer:
             if rollout.state != "paused":  # nor while that was written
                 core.events.add(rollout.topic, "running")
             run, split = body.run or rollout.id, splits[body.split]
+            failures = self._failures(rollout, run, context)
             done = await self._go_on(rollout, run)
             ahead = asyncio.Semaphore(AHEAD)
             async with asyncio.TaskGroup() as group:
@@ -82,7 +84,7 @@ class RolloutPlayer:
                     task = self._task(id, index, row, body)
                     await core.envs.require_time(body.env, patient=True)
                     await self._starts.begin(rollout, key, task.size)
-                    played = group.create_task(self._group(rollout, context, task, run, ahead))
+                    played = group.create_task(self._group(rollout, context, task, run, failures, ahead))
                     played.add_done_callback(lambda _: self._starts.end(rollout, body.group_size))
             await self.end(rollout, "completed", None)
         except asyncio.CancelledError:
@@ -102,12 +104,14 @@ class RolloutPlayer:
         """Groups that an earlier start made durable, or found unusable; those that it did not live to tell of are told now."""
         durable = await self.core.ask(self.store.durable, rollout.id, run)
         told: set[str] = set()
-        seq = 0
+        seq = failed = 0
         while events := await self.core.events.after(rollout.topic, seq):
-            told |= {event.data["id"] for event in events if event.kind == "group"}
+            groups = [event.data for event in events if event.kind == "group"]
+            told |= {group["id"] for group in groups}
+            failed += sum(sum(group.get("failures", {}).values()) for group in groups)
             seq = events[-1].seq
         done, counts = told | set(durable), rollout.counts
-        counts["done"], counts["unusable"] = len(done), len(done - set(durable))
+        counts["done"], counts["unusable"], counts["failed"] = len(done), len(done - set(durable)), failed
         counts["trajectories"] = sum(len(rows) for _, rows in durable.values())
         for id, (task_index, rows) in durable.items():
             if id not in told:
@@ -120,16 +124,44 @@ class RolloutPlayer:
         return GroupTask(id, body.split, index, row, body.group_size, seed, sampling, body.on_failure, body.max_retries)
 
     async def _group(
-        self, rollout: Rollout, context: RolloutContext, task: GroupTask, run: str, ahead: asyncio.Semaphore
+        self,
+        rollout: Rollout,
+        context: RolloutContext,
+        task: GroupTask,
+        run: str,
+        failures: Failures,
+        ahead: asyncio.Semaphore,
     ) -> None:
+        """Play a group, and make it durable and told, whatever the next line says of the rollout as a whole.
+
+        Raises:
+            RunError: too much of the rollout has failed.
+        """
         try:
             result = await play_group(context, task)
             for trajectory in result.trajectories:
                 self.core.metrics.finished.labels(trajectory.status).inc()
             new = await self._commit(rollout, task, result, run)
+            why = await failures.ended(context.spec.id, result, result.group)
             self._tell(rollout, task, result, new)
+            if why is not None:
+                raise RunError(f"{why}. Mend the environment and submit the rest again")
         finally:
             ahead.release()
+
+    def _failures(self, rollout: Rollout, run: str, context: RolloutContext) -> Failures:
+        """What is done about failed attempts: as in a training run."""
+        core = self.core
+
+        async def commit(group: Group) -> bool:
+            return await core.commit(group, run, FAILED, rollout.key, self.store.holding.held(rollout.id))
+
+        async def known() -> int:
+            return await core.ask(core.journal.count, run, KEPT)
+
+        failures = Failures(context.config, FailedAttempts(commit, known, context.config.keep_failed))
+        failures.limits.any_usable = rollout.counts["trajectories"] > 0
+        return failures
 
     async def _commit(self, rollout: Rollout, task: GroupTask, result: GroupResult, run: str) -> bool:
         """Make a group durable, tried until it is; one that cannot be stored becomes unusable.
@@ -158,9 +190,10 @@ class RolloutPlayer:
         """Tell of a group that is durable; one that is not new was told by the server that committed it."""
         counts = rollout.counts
         counts["done"] += 1
+        counts["failed"] += result.failures.total()
         if result.group is None:
             counts["unusable"] += 1
-            self._tell_group(rollout, task.id, task.task_index, result.error or "no response tokens", [])
+            self._tell_group(rollout, task.id, task.task_index, result.error or "no response tokens", [], result.failures)
             return
         rows = [
             {"id": t.id, "status": t.status, "reward": t.reward, "rewards": t.rewards, "n_tokens": t.n_response_tokens}
@@ -168,10 +201,19 @@ class RolloutPlayer:
         ]
         counts["trajectories"] += len(rows)
         if new:
-            self._tell_group(rollout, task.id, task.task_index, None, rows)
+            self._tell_group(rollout, task.id, task.task_index, None, rows, result.failures)
 
-    def _tell_group(self, rollout: Rollout, id: str, task_index: int, error: str | None, rows: list[dict[str, Any]]) -> None:
-        told = {"id": id, "task_index": task_index, "error": error, "trajectories": rows}
+    def _tell_group(
+        self,
+        rollout: Rollout,
+        id: str,
+        task_index: int,
+        error: str | None,
+        rows: list[dict[str, Any]],
+        failures: Mapping[str, int] | None = None,
+    ) -> None:
+        """Tell of a group; `failures` are its failed attempts by cause, where they are known."""
+        told = {"id": id, "task_index": task_index, "error": error, "trajectories": rows, "failures": dict(failures or {})}
         self.core.events.add_held(self.store.holding.held(rollout.id), rollout.topic, "group", **told)
 
     async def save(self, rollout: Rollout, state: str) -> bool:

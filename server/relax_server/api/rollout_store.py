@@ -15,6 +15,7 @@ from relax_server.api.holding import Holding
 from relax_server.gateway.errors import ApiError
 from relax_server.journal.schema import rollouts, trajectories
 from relax_server.journal.sql import SqlJournal
+from relax_server.rollout.failed_attempts import FAILED
 
 ACTIVE = ("queued", "running", "paused")
 
@@ -32,7 +33,7 @@ class Rollout:
     state: str
     """`queued`, `running`, `paused`, `completed`, `failed` or `cancelled`."""
     counts: dict[str, int]
-    """`groups` in all, `done`, `unusable`, and `trajectories`."""
+    """`groups` in all, `done`, `unusable`, `failed` attempts at episodes, and `trajectories`."""
     error: str | None
     created_at: float
     ended_at: float | None = None
@@ -122,7 +123,7 @@ class RolloutStore:
         """Task index and trajectories, as told in events, of the groups in the journal."""
         t = trajectories.c
         query = select(t.group_id, t.task_index, t.id, t.status, t.reward, t.rewards, t.n_tokens).order_by(t.seq)
-        query = query.where(t.run == run, t.group_id.startswith(f"{id}/", autoescape=True))
+        query = query.where(t.run == run, t.split != FAILED, t.group_id.startswith(f"{id}/", autoescape=True))
         found: dict[str, tuple[int, list[dict[str, Any]]]] = {}
         with self._journal.reading(f"find the groups of rollout {id}") as connection:
             for row in connection.execute(query).mappings():

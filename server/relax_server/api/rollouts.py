@@ -79,7 +79,7 @@ class RolloutHub:
         request = body.model_dump(exclude_none=True)
         wanted = indices(body, splits[body.split])
         row: dict[str, Any] = dict(id=f"r_{secrets.token_hex(8)}", key=key.id, idempotency_key=idempotency_key)
-        counts = {"groups": len(wanted), "done": 0, "unusable": 0, "trajectories": 0}
+        counts = {"groups": len(wanted), "done": 0, "unusable": 0, "failed": 0, "trajectories": 0}
         row |= dict(request=request, state="queued", counts=counts, created_at=time.time())
         rollout, new = await core.ask(self.store.insert, row, core.config.max_rollouts)
         if not new and rollout.request != request:

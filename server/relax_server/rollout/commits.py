@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from relax_sdk.errors import EpisodeTimeout, JournalError
 from relax_sdk.trajectory import Group
 from relax_server.journal.apart import write_apart
-from relax_server.journal.base import Journal
+from relax_server.journal.base import Journal, TrajectoryQuery
 from relax_server.journal.claims import Held
 from relax_server.rollout.threads import CallThreads
 
@@ -64,6 +64,17 @@ class Committer:
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
         return await done
+
+    async def count(self, query: TrajectoryQuery) -> int:
+        """Trajectories of the run in the journal that a query finds.
+
+        Raises:
+            JournalError: the journal cannot be read.
+        """
+        try:
+            return await self._threads.call(self.journal.count, self.run, query, limit=COMMIT_TIMEOUT)
+        except EpisodeTimeout as error:
+            raise JournalError(f"the journal did not answer within {COMMIT_TIMEOUT:g} s") from error
 
     async def close(self) -> None:
         """Wait for what is being written."""

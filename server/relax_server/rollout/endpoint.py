@@ -18,6 +18,7 @@ from relax_server.journal.base import Journal
 from relax_server.rollout.commits import Committer
 from relax_server.rollout.context import RolloutContext, default_agent
 from relax_server.rollout.evaluation import Evaluator, OnPlayed
+from relax_server.rollout.failed_attempts import FailedAttempts
 from relax_server.rollout.policy import MessagePolicies
 from relax_server.rollout.rows import TaskRows
 from relax_server.rollout.threads import CallThreads
@@ -93,7 +94,9 @@ async def endpoint_evaluator(
             threads=threads,
             slots=asyncio.Semaphore(min(config.rollout.concurrency, endpoint.concurrency)),
         )
-        yield Evaluator(context, TaskRows(spec, threads), committer)
+        keep = config.rollout.keep_failed
+        failed = None if committer is None else FailedAttempts.of_run(committer, keep)
+        yield Evaluator(context, TaskRows(spec, threads), committer, failed=failed)
     finally:
         await client.close()
         if committer is not None:

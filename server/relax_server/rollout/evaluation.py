@@ -16,7 +16,7 @@ from relax_sdk.evaluation import Evaluation, Played
 from relax_sdk.trajectory import Group, Status, Trajectory
 from relax_server.rollout.commits import Committer
 from relax_server.rollout.context import RolloutContext
-from relax_server.rollout.failed_attempts import FailedAttempts
+from relax_server.rollout.failed_attempts import FailedAttempts, Failures
 from relax_server.rollout.group import GroupResult, GroupTask, play_group
 from relax_server.rollout.rows import TaskRows
 
@@ -37,6 +37,11 @@ class EvalTally:
         known = before or Played(0, of, 0.0)
         self._played, self._on_played = replace(known, of=of, before=known.episodes), on_played
         self._began = time.monotonic()
+
+    @property
+    def any_usable(self) -> bool:
+        """Whether an episode did not fail, also of an earlier start."""
+        return self._played.episodes > self._played.failed
 
     def count(self, group: Group) -> None:
         """The episodes of a task are over."""
@@ -69,7 +74,7 @@ class Evaluator:
         rows: of the environment.
         committer: of the run; None: nothing is kept.
         count: told of the trajectories that did not fail.
-        failed: keeps failed attempts that were tried again; None: nobody does.
+        failed: keeps failed attempts that were tried again; None: they are only counted.
     """
 
     def __init__(
@@ -117,7 +122,7 @@ class Evaluator:
             on_played: told after each task how far it is.
 
         Raises:
-            RunError: no episode was usable.
+            RunError: no episode was usable, or too many failed.
             JournalError: a group could not be written.
         """
         self._labels[label] += 1
@@ -152,18 +157,22 @@ class Evaluator:
             What was kept, in the order of the tasks.
 
         Raises:
+            RunError: too many failed, see `FailureLimits`; what is under way is cancelled, and what is over was kept.
             JournalError: a group could not be written; what is under way is cancelled.
         """
+        failures, env = Failures(self.context.config, self._failed), self.context.spec.id
+        failures.limits.any_usable = tally.any_usable
 
         async def one(task: GroupTask) -> T:
             result = await play_group(self.context, task)
             group = whole_group(self.context, task, result)
-            if self._failed is not None:
-                await self._failed.keep(self.context.spec.id, result.failed_beside(group))
+            why = await failures.ended(env, result, group)
             if self._committer is not None:
                 await self._committer.commit(group, "eval")
             tally.count(group)
             self._count([t for t in group.trajectories if t.failure is None])
+            if why is not None:
+                raise RunError(f"evaluation of {env}: {why}. Mend the environment or the endpoint, and evaluate again")
             return keep(group)
 
         return await _bounded(tasks, at_once, one)

@@ -17,7 +17,7 @@ NAMED = 3
 
 
 class FailureLimits:
-    """Counts what failed in a run.
+    """Counts what failed in a run, in its warm-up, in an evaluation or in a rollout of a service.
 
     Args:
         config: the limits: `max_failed_groups`, `max_failed_share`.
@@ -25,43 +25,47 @@ class FailureLimits:
 
     def __init__(self, config: RolloutConfig) -> None:
         self._config = config
+        self.any_usable = False
+        """Some group was usable, also in an earlier start."""
         self._kinds: set[str] = set()
         """Kinds of errors that groups failed with."""
         self.in_a_row = 0
         """Groups without a usable episode since the last that had one."""
         self._last: deque[str | None] = deque(maxlen=max(WINDOW, 2 * config.groups_per_step * config.group_size))
         """Causes of the last attempts that ended; None: it was usable."""
+        self._error = ""
+        """The last failure in words."""
 
-    def ended(self, result: GroupResult, any_usable: bool) -> str | None:
+    def ended(self, result: GroupResult) -> str | None:
         """Count a group that has ended.
 
         Args:
             result: what became of it.
-            any_usable: some group of the run was usable before.
 
         Returns:
             Why the run is to end; None: it goes on.
         """
         self._last.extend(cause_of(trajectory) for trajectory in result.failed)
         self._last.extend([None] * sum(trajectory.failure is None for trajectory in result.trajectories))
-        error = result.error or "no response tokens"
+        if result.error is not None or result.group is None:
+            self._error = result.error or "no response tokens"
         if result.group is not None:
-            self.in_a_row = 0
+            self.in_a_row, self.any_usable = 0, True
         else:
             self.in_a_row += 1
-            self._kinds.add(_kind(error))
-            if self.in_a_row >= self._most(any_usable):
-                return f"{self.in_a_row} groups in a row had no usable episode{self._causes()}; the last failure: {error}"
+            self._kinds.add(_kind(self._error))
+            if self.in_a_row >= self._most():
+                return f"{self.in_a_row} groups in a row had no usable episode{self._causes()}; the last failure: {self._error}"
         failed = sum(cause is not None for cause in self._last)
         if len(self._last) == self._last.maxlen and failed > self._config.max_failed_share * len(self._last):
             share = f"{failed / len(self._last):.0%} of the last {len(self._last)} attempts failed"
             limit = f"more than rollout.max_failed_share = {self._config.max_failed_share:g} allows"
-            return f"{share}, {limit}{self._causes()}; the last failure: {error}"
+            return f"{share}, {limit}{self._causes()}; the last failure: {self._error}"
         return None
 
-    def _most(self, any_usable: bool) -> int:
+    def _most(self) -> int:
         """Groups in a row that may fail; few where no group of the run was ever usable, and all failed in the same way."""
-        if any_usable or len(self._kinds) > 1:
+        if self.any_usable or len(self._kinds) > 1:
             return self._config.max_failed_groups
         return min(self._config.max_failed_groups, max(self._config.groups_per_step, FIRST_FAILURES))
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 
-from relax_sdk.errors import ConfigError
+from relax_sdk.errors import ConfigError, RunError
 from relax_sdk.trajectory import Group, Trajectory, derive_seed
 from relax_server.rollout.episode import USABLE, Episode
+from relax_server.rollout.failed_attempts import Failures
+from relax_server.rollout.group import GroupResult
 from relax_server.rollout.policy import ExamplePolicies
 from relax_server.rollout.stats import Tally
 from relax_server.rollout.task import EpisodeTask
@@ -36,6 +39,8 @@ async def make_warmup(worker: RolloutWorker, groups: int, batch_size: int) -> in
 
     Raises:
         ConfigError: no episode of a batch was usable; the message holds the last failure.
+        RunError: too many attempts failed, see `FailureLimits`.
+        JournalError: a batch, or failed attempts, cannot be written.
     """
     rows = await worker.first_rows(min(groups * batch_size, MOST_ROWS))
     policies = ExamplePolicies(worker.policies.renderer, worker.policies.intake)
@@ -48,6 +53,7 @@ async def make_warmup(worker: RolloutWorker, groups: int, batch_size: int) -> in
         tally=Tally(failures=seen.failures, errors=seen.errors),
     )
     worker.warmup_episodes = groups * batch_size
+    failures, env = Failures(worker.config.rollout, worker.failed_attempts), worker.spec.id
     for number in range(groups):
         group_id, run_seed = f"{worker.run_name}/warmup/{number}", worker.config.seed
         episodes = []
@@ -57,11 +63,22 @@ async def make_warmup(worker: RolloutWorker, groups: int, batch_size: int) -> in
             row = rows[index % len(rows)]
             task = EpisodeTask("warmup", index, row, group_id, i, batch_size, seed, run_seed, worker.config.sampling)
             episodes.append(Episode(context, task))
-        trajectories = [t for t in await _played(worker, episodes) if t.status in USABLE]
-        if not trajectories:
+        result = _result(group_id, env, number, await _played(worker, episodes))
+        why = await failures.ended(env, result, result.group)
+        if result.group is None:
             raise ConfigError(f"the format warm-up had no usable episode: {seen.errors[-1]}")
-        await worker.commit(Group(group_id, worker.spec.id, number, trajectories), "warmup")
+        await worker.commit(result.group, "warmup")
+        if why is not None:
+            raise RunError(f"the format warm-up: {why}. Mend the environment and resume the run")
     return groups
+
+
+def _result(group_id: str, env: str, number: int, played: Sequence[Trajectory]) -> GroupResult:
+    """What became of a batch: only what is usable is imitated."""
+    usable, failed = [t for t in played if t.status in USABLE], [t for t in played if t.failure is not None]
+    group = Group(group_id, env, number, usable) if usable else None
+    causes = Counter(t.failure for t in failed if t.failure is not None)
+    return GroupResult(group, list(played), causes, failed[-1].error if failed else None, failed)
 
 
 async def _played(worker: RolloutWorker, episodes: Sequence[Episode]) -> list[Trajectory]:

@@ -16,14 +16,13 @@ from relax_sdk.registry import EnvSpec
 from relax_sdk.session import Agent
 from relax_sdk.tasks import TaskSplit
 from relax_sdk.trajectory import Group, Status, Trajectory
-from relax_server.journal.base import Journal, TrajectoryQuery
+from relax_server.journal.base import Journal
 from relax_server.rollout.admission import Admission
 from relax_server.rollout.commits import Committer
 from relax_server.rollout.context import RolloutContext, default_agent
 from relax_server.rollout.evaluation import EvalResult, Evaluator, OnPlayed
-from relax_server.rollout.failed_attempts import FAILED, FailedAttempts
-from relax_server.rollout.failure_limits import FailureLimits
-from relax_server.rollout.group import GroupResult, GroupTask, play_group
+from relax_server.rollout.failed_attempts import FailedAttempts, Failures
+from relax_server.rollout.group import GroupTask, play_group
 from relax_server.rollout.media import MediaIntake
 from relax_server.rollout.policy import EnginePolicies
 from relax_server.rollout.pool import EnginePool
@@ -125,14 +124,15 @@ class RolloutWorker:
         self._groups: set[asyncio.Task[None]] = set()
         self._stopping = self._draining = False
         self._error: BaseException | None = None
-        self._limits = FailureLimits(config.rollout)
-        self._failed = FailedAttempts(self._committer, config.rollout.keep_failed)
+        self.failed_attempts = FailedAttempts.of_run(self._committer, config.rollout.keep_failed)
+        """Keeps those of training, of the warm-up and of evaluations."""
+        self._failures = Failures(config.rollout, self.failed_attempts)
         train = self._rows.splits["train"]
         self._task_failures = TaskFailures(len(train) if train.finite else None)
         self._episodes, self._tokens = Rate(), Rate()
         self.warmup_played = self.warmup_episodes = 0
         """Episodes of the format warm-up that have ended, and how many there will be."""
-        self.evaluator = Evaluator(self.context, self._rows, self._committer, self._count, self._failed)
+        self.evaluator = Evaluator(self.context, self._rows, self._committer, self._count, self.failed_attempts)
         self._calls = itertools.count()
 
     # ---------------------------------------------------------------------------------------------------- training
@@ -217,13 +217,13 @@ class RolloutWorker:
     async def _resume(self) -> Iterator[int]:
         """Count what is in the journal; returns the task indices still to play, in order."""
 
-        def read() -> tuple[Any, set[int], int]:
-            counts, played = self.journal.counts(self.run_name), set(self.journal.task_indices(self.run_name))
-            return counts, played, self.journal.count(self.run_name, TrajectoryQuery(split=FAILED))
+        def read() -> tuple[Any, set[int]]:
+            return self.journal.counts(self.run_name), set(self.journal.task_indices(self.run_name))
 
-        counts, played, self._failed.kept = await self._media_threads.call(read, limit=ROW_TIMEOUT)
+        counts, played = await self._media_threads.call(read, limit=ROW_TIMEOUT)
         admission = self.admission
         admission.committed = counts.total - counts.empty
+        self._failures.limits.any_usable = admission.committed > 0
         admission.consumed = max(admission.consumed, counts.acked)
         admission.dropped = max(admission.dropped, counts.given_up)
         return (index for index in itertools.count() if index not in played)
@@ -258,9 +258,12 @@ class RolloutWorker:
         try:
             with self.timeline.overlapping("group", task=task.task_index, version=self.version):
                 result = await play_group(self.context, task)
-            self._account(result)
             self._task_failures.count(task.task_index, result.failures.total())
-            await self._failed.keep(self.spec.id, result.failed_beside(result.group))
+            if result.group is not None:
+                self._count(result.group.counted)
+            why = await self._failures.ended(self.spec.id, result, result.group)
+            if why is not None and self._error is None:
+                self._error = RunError(f"run {self.run_name}: {why}. Mend the environment and resume the run")
             if result.group is not None:
                 with self.timeline.overlapping("commit", first_lane=COMMIT_LANES, task=task.task_index):
                     committed = int(await self._committer.commit(result.group, "train"))
@@ -276,13 +279,6 @@ class RolloutWorker:
         self._changed.set()
         if self.admission.in_flight == 0:
             self._idle.set()
-
-    def _account(self, result: GroupResult) -> None:
-        if result.group is not None:
-            self._count(result.group.counted)
-        why = self._limits.ended(result, bool(self.admission.committed))
-        if why is not None and self._error is None:
-            self._error = RunError(f"run {self.run_name}: {why}. Mend the environment and resume the run")
 
     def _run_error(self, error: BaseException) -> RunError:
         what = str(error) if isinstance(error, RelaxError) else f"{type(error).__name__}: {error}"
@@ -378,7 +374,7 @@ class RolloutWorker:
             episodes_per_second=self._episodes.per_second,
             tokens_per_second=self._tokens.per_second,
             failures=dict(tally.failures),
-            failed_groups_in_a_row=self._limits.in_a_row,
+            failed_groups_in_a_row=self._failures.limits.in_a_row,
             last_errors=list(tally.errors),
             threads_given_up=self._threads.abandoned + self._media_threads.abandoned,
             threads_stuck=self._threads.stuck + self._media_threads.stuck,
