@@ -45,7 +45,7 @@ from relax_server.roles.messages import (
 )
 from relax_server.roles.placement import Exchange, Placement
 from relax_server.roles.progress import Progress
-from relax_server.roles.record import RunRecord
+from relax_server.roles.record import RunRecord, reason_of
 from relax_server.roles.restarts import Restarts
 from relax_server.roles.status import RunState, RunStatus, StatusFile, role_statuses
 from relax_server.roles.stopping import Stopping
@@ -108,6 +108,7 @@ class Controller:
         self.sync = WeightSync(job.config, exchange.root, self.engines, self.policy, self.rollout, self.timeline)
         self.status = StatusFile(self.layout.status, self.standing)
         self.state: RunState = "starting"
+        self.reason = ""
         self.saved_last = False
 
     # ----------------------------------------------------------------------------------------------------------------- run
@@ -128,6 +129,7 @@ class Controller:
         finally:
             stopped = self.stopping.requested
             self.state = "ended" if error is None else "stopped" if stopped else "failed"
+            self.reason = "" if error is None else reason_of(error)
             self.status.write(self.standing())
             await self.observer.trackers.close("done" if error is None else "stopped" if stopped else "failed")
             self.observer.ended(error, stopped)
@@ -263,7 +265,9 @@ class Controller:
         named = {"policy": self.policy, "rollout": self.rollout} | self.fields.all
         roles = role_statuses(named, self.engines.slots, self.restarts)
         told, progress = self.observer, self.progress
-        return RunStatus(self.state, told.stage_text, progress.step, self.config.steps, roles, told.queue, progress.stats)
+        return RunStatus(
+            self.state, told.stage_text, progress.step, self.config.steps, roles, told.queue, progress.stats, self.reason
+        )
 
     def request_stop(self, at_once: bool = False) -> None:
         """End after the step in progress, with a checkpoint; at once where nothing is being trained, or a second time."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
-from relax_sdk.errors import RunError
+from relax_sdk.errors import ConfigError, RunError
 from relax_sdk.examples import gives_examples
+from relax_sdk.run import Run
 from relax_sdk.runtime import Job, Observer
 from relax_server.journal import open_journal
 from relax_server.models.catalog import resolve_model
@@ -14,7 +16,8 @@ from relax_server.roles.controller import Controller
 from relax_server.roles.full_disk import full_disk
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.placement import LocalPlacement, Placement
-from relax_server.roles.record import RunRecord
+from relax_server.roles.record import RunRecord, reason_of
+from relax_server.roles.status import RunState, RunStatus, StatusFile
 from relax_server.trackers import make_trackers
 
 
@@ -32,11 +35,18 @@ async def make_controller(job: Job, observer: Observer, placement: Placement | N
         JournalError: the journal cannot be opened.
     """
     placement = placement if placement is not None else LocalPlacement()
-    journal = await asyncio.to_thread(open_journal, placement.journal or RunLayout(job.folder).journal, claim=job.holder.id)
+    place = placement.journal or RunLayout(job.folder).journal
+    try:
+        journal = await asyncio.to_thread(open_journal, place, claim=job.holder.id)
+    except Exception as error:
+        note_failed_start(job, observer, error)
+        raise
     claim = Claim(journal, job.folder.name, job.holder)
     record: RunRecord | None = None
+    claimed = False
     try:
         await claim.take(observer.stage)
+        claimed = True
         trackers = make_trackers(job.config.tracking)
         record = RunRecord(job, observer, await asyncio.to_thread(lambda: gives_examples(job.spec.load())), trackers)
         record.started(restarted)
@@ -45,12 +55,34 @@ async def make_controller(job: Job, observer: Observer, placement: Placement | N
         return Controller(job, record, placement, journal, claim, model, placement.exchange(job.folder))
     except BaseException as error:
         if record is not None:
-            stopped = isinstance(error, asyncio.CancelledError)
-            await record.trackers.close("stopped" if stopped else "failed")
-            record.ended(error, stopped)
+            await record.trackers.close("stopped" if isinstance(error, asyncio.CancelledError) else "failed")
+        if claimed or not isinstance(error, ConfigError):  # the folder of another program's run is not ours to write to
+            note_failed_start(job, observer, error, record)
         await claim.end()
         journal.close()
         raise
+
+
+def note_failed_start(job: Job, observer: Observer, error: BaseException, record: RunRecord | None = None) -> None:
+    """Note in the folder why a run ended before anything carried it out; a folder that cannot be written stays as it is.
+
+    Args:
+        job: the run.
+        observer: of the run.
+        error: that it ended with.
+        record: open; it is closed. None: there is none yet.
+    """
+    stopped = isinstance(error, asyncio.CancelledError)
+    rows = Run(job.folder, job.config).metrics
+    step = int(rows[-1]["step"]) if rows else 0
+    with contextlib.suppress(OSError):
+        if record is None:
+            record = RunRecord(job, observer)
+        record.step_done = step
+        record.ended(error, stopped)
+    state: RunState = "stopped" if stopped else "failed"
+    status = RunStatus(state, "", step, job.config.steps, (), None, {}, reason_of(error))
+    StatusFile(RunLayout(job.folder).status, lambda: status).write(status)
 
 
 class Launch:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from relax_sdk.config import RunConfig
 from relax_sdk.doctor import examine_machine
 from relax_sdk.endpoint import Endpoint
-from relax_sdk.errors import RunError
+from relax_sdk.errors import ConfigError, RunError
 from relax_sdk.evals.plan import EvalPlan
 from relax_sdk.evals.play import EvalResults
 from relax_sdk.evals.senses import SensesResults
@@ -29,7 +29,7 @@ from relax_sdk.stop_signals import Interrupted, StopSignals
 from relax_sdk.trajectory import Group
 from relax_server.roles.checks import check_engine
 from relax_server.roles.evaluating import check_senses, play_evaluation
-from relax_server.roles.launch import Launch
+from relax_server.roles.launch import Launch, note_failed_start
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.local_model import LocalModel
 from relax_server.roles.looking import read_group, read_trajectories
@@ -106,7 +106,11 @@ class LocalRuntime:
             RunError: the run ended early; it can be resumed.
             Interrupted: a signal stopped it; a `KeyboardInterrupt`.
         """
-        check_engine(job.config)
+        try:
+            check_engine(job.config)
+        except ConfigError as error:
+            note_failed_start(job, observer, error)
+            raise
         launch = Launch(job, observer)
         await_end(launch.run, launch.request_stop, observer)
 

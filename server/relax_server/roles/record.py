@@ -94,7 +94,7 @@ class RunRecord:
         if error is None:
             self._write("ended", f"done after step {self.step_done}")
         else:
-            self._write("stopped" if stopped else "failed", str(error) or type(error).__name__)
+            self._write("stopped" if stopped else "failed", reason_of(error))
         self._log.close()
 
     # --------------------------------------------------------------------------------------------------------------- on the way
@@ -158,3 +158,8 @@ class RunRecord:
             self._log.add(RunEvent(kind, what, step, level, advice, role))
         except OSError as error:
             self._error = self._error or error
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a run ended, in words: the error's own, or its name where it has none."""
+    return str(error) or type(error).__name__

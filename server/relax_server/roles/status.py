@@ -59,6 +59,8 @@ class RunStatus:
     """Groups that were ready when the last step's batch was taken."""
     rollout: dict[str, Any]
     """The rollout's last figures, as in `relax_server.rollout.RolloutStats`; empty before the first."""
+    reason: str = ""
+    """Why the run failed or was stopped; empty: it did not, or not yet."""
 
 
 def role_statuses(roles: Mapping[str, Role], engines: Iterable[EngineSlot], restarts: Restarts) -> tuple[RoleStatus, ...]:

@@ -40,7 +40,7 @@ class FailedAttempts:
 
     @classmethod
     def of_run(cls, committer: Committer, limit: int) -> FailedAttempts:
-        """Those of the run that a committer belongs to."""
+        """The keeper of failed attempts for the run that a committer belongs to."""
         return cls(lambda group: committer.commit(group, FAILED), lambda: committer.count(KEPT), limit)
 
     async def keep(self, env: str, attempts: Sequence[Trajectory]) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 from relax_sdk.client.upload import by_value
 from relax_sdk.config import RunConfig
-from relax_sdk.errors import ConfigError, RunError
+from relax_sdk.errors import ConfigError, RelaxError, RunError
 from relax_sdk.findings import Finding
 from relax_sdk.runtime import Job, Observer, Tell
+from relax_server.roles.launch import note_failed_start
 from relax_server.roles.local import await_end
 from relax_server.roles.local_model import LocalModel
 from relax_server.roles.messages import Died, Failed, RunEnded, Stage, StartController, StepShown, Stop, Warn
@@ -37,10 +38,16 @@ class RayRuntime:
         """
         observer.stage("connecting to Ray" if address_of(job.config) else "starting Ray")
         job = dataclasses.replace(job, runtime="ray")
-        with connected(job.config):
-            seen = look(job.config, job.folder)
-            if seen.problems:
-                raise ConfigError("this Ray cluster cannot carry out the run:\n" + "\n".join(map(str, seen.problems)))
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(connected(job.config))
+                seen = look(job.config, job.folder)
+                if seen.problems:
+                    problems = "\n".join(map(str, seen.problems))
+                    raise ConfigError(f"this Ray cluster cannot carry out the run:\n{problems}")
+            except RelaxError as error:
+                note_failed_start(job, observer, error)
+                raise
             placement = RayPlacement(job.folder, job.config, seen.one_machine)
             follower = Follower(job, observer, placement)
             try:
