@@ -10,7 +10,7 @@ import numpy as np
 from relax_server.journal import open_journal
 from relax_server.journal.trained import TrainedGroup, TrainedSample, TrainedTrajectory
 
-from relax_sdk.config import RunConfig, SamplingParams
+from relax_sdk.config import RayConfig, RunConfig, SamplingParams
 from relax_sdk.media import Audio, Image, MediaRef, MediaStore, Video
 from relax_sdk.trajectory import Group, Status, Trajectory, Turn, VersionSpan
 
@@ -120,11 +120,18 @@ def record(group: Group, step: int) -> TrainedGroup:
     return TrainedGroup(group.id, step, step, members)
 
 
-def make_run(parent: Path, name: str = "tone", groups: int = 3, steps: int = 2, trained: bool = True) -> Path:
-    """A run folder: settings, metrics of `steps` steps, and a journal of `groups` groups, of which step 1 took the first."""
+def make_run(
+    parent: Path, name: str = "tone", groups: int = 3, steps: int = 2, trained: bool = True, url: str | None = None
+) -> Path:
+    """A run folder: settings, metrics of `steps` steps, and a journal of `groups` groups, of which step 1 took the first.
+
+    The journal is a file in the folder, or at the URL.
+    """
     folder = parent / name
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(RunConfig(env="omni-v0", steps=2))))
+    (folder / "config.json").write_text(
+        json.dumps(dataclasses.asdict(RunConfig(env="omni-v0", steps=2, ray=RayConfig(journal=url))))
+    )
     make_tokenizer(folder / "hf")
     media = keep_media(folder)
     add_steps(folder, 1, steps)
@@ -132,7 +139,7 @@ def make_run(parent: Path, name: str = "tone", groups: int = 3, steps: int = 2, 
     (folder / "logs").mkdir()
     (folder / "logs" / "rollout.log").write_text("".join(f"line {n}\n" for n in range(1000)))
     (folder / "checkpoints" / "step_000002").mkdir(parents=True)
-    journal = open_journal(folder / "journal.db")
+    journal = open_journal(url or folder / "journal.db")
     made = [make_group(number, name, folder / "hf", media) for number in range(groups)]
     journal.commit_many(made, name)
     journal.commit(make_group(0, name, folder / "hf", media, "eval", size=1), name, "eval")
