@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from relax_sdk.errors import ConfigError, RegistryError, RelaxError, raised
 from relax_sdk.examples import gives_examples
 from relax_sdk.loading import import_file, import_from, import_module_from
 from relax_sdk.registry import EnvSpec, get_spec, registered
+from relax_sdk.rewards import reward_weights
 
 NOTE = "environment.json"
 """The file of a run folder that holds its `Origin`."""
@@ -59,6 +61,10 @@ class Origin:
     """The command that plays the episodes."""
     agent_function: str | None = None
     """The function that plays the episodes; it is in the copy."""
+    description: str | None = None
+    """The first paragraph of the environment's docstring."""
+    weights: dict[str, float] | None = None
+    """Weights of its reward components by name; the sum of the steps' rewards, `env`, has weight 1."""
 
 
 def keep_origin(spec: EnvSpec, agent: AgentLike, folder: Path) -> None:
@@ -89,6 +95,8 @@ def keep_origin(spec: EnvSpec, agent: AgentLike, folder: Path) -> None:
         examples=gives_examples(cls),
         agent=described,
         agent_function=getattr(agent, "__qualname__", type(agent).__name__) if callable(agent) else None,
+        description=_description(cls),
+        weights=reward_weights(cls),
     )
     if module.partition(".")[0] in OURS and _importable(spec, cls) and not callable(agent):
         origin = replace(origin, no_copy="its code belongs to Relax Gym")
@@ -96,6 +104,11 @@ def keep_origin(spec: EnvSpec, agent: AgentLike, folder: Path) -> None:
     else:
         origin = replace(origin, no_copy=_write_copy(spec, agent, folder / COPY))
     (folder / NOTE).write_text(json.dumps(asdict(origin), indent=1))
+
+
+def _description(cls: type[Env]) -> str | None:
+    first = (inspect.cleandoc(cls.__doc__) if cls.__doc__ else "").partition("\n\n")[0]
+    return " ".join(first.split()) or None
 
 
 def load_origin(folder: Path, id: str, env: str | type[Env] | EnvSpec | None = None) -> tuple[EnvSpec, AgentLike]:

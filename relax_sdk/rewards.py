@@ -122,6 +122,18 @@ def reward_methods(env: Any) -> dict[str, tuple[Callable[..., Any], float]]:
     return found
 
 
+def reward_weights(cls: type) -> dict[str, float]:
+    """The weights of the components that an environment's class adds to the rewards of its steps, by name."""
+    found = {
+        name: getattr(member, _MARK) for base in cls.__mro__ for name, member in vars(base).items() if hasattr(member, _MARK)
+    }
+    rubric = getattr(cls, "rubric", None)
+    if isinstance(rubric, Rubric):
+        for functions, weights in ((rubric.functions, rubric.weights), (rubric.group_functions, rubric.group_weights)):
+            found |= {_name(f): float(w) for f, w in zip(functions, weights or [1.0] * len(functions), strict=True)}
+    return found
+
+
 async def score(env: Any, trajectory: Trajectory, invoke: Invoke | None = None) -> None:
     """Add an environment's reward components to a finished trajectory, in place.
 

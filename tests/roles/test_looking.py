@@ -41,7 +41,9 @@ def ids(found):
 def test_the_worst_and_the_best_come_first_with_what_is_known_of_them(run):
     worst = run.trajectories(split="train", sort="worst", limit=3)
     assert [t.reward for t in worst] == [0.0, 0.0, 0.0] and len(worst) == 3
-    assert run.trajectories(sort="best", limit=1)[0].reward == 3.0
+    assert run.trajectories(sort="best", limit=1)[0].reward == 2.0
+    last = run.trajectories(split="train", sort="best", limit=None)[-12:]
+    assert {t.status for t in last} == {"failed"}, "what has no reward is neither good nor bad"
     (first,) = run.trajectories(step=5, reward=1.0)
     assert isinstance(first, RecordedTrajectory) and first.turns[0].response_ids == [10, 11]
     assert (first.id, first.split, first.step, first.advantage, first.staleness) == ("tone/train/0/1", "train", 5, 0.5, 4)

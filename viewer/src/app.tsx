@@ -1,6 +1,6 @@
 // The frame of all views: header with the way back, views by address, dialogs.
 import type { ComponentChildren } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useLayoutEffect, useState } from "preact/hooks";
 import { hasKey, isBundle, loadSite, onKeyWanted, siteInfo } from "./data/client";
 import { forgetRuns } from "./data/store";
 import { ComparePage } from "./pages/compare";
@@ -30,7 +30,7 @@ export function App() {
   const [help, setHelp] = useState(false);
   const [keyAsked, setKeyAsked] = useState(false);
   const [generation, setGeneration] = useState(0);
-  useEffect(() => {
+  useLayoutEffect(() => {
     onKeyWanted(() => setKeyAsked(true));
     loadSite().then(
       () => setReady("ready"),

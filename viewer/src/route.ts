@@ -11,6 +11,16 @@ export function parse(hash: string): Route {
   return { path: path.split("/").filter(Boolean).map(decode), query: new URLSearchParams(query) };
 }
 
+/** What the view at an address asks first, and asks without parameters: it can be on its way before the view is there. */
+export function firstAsked(hash: string): string[] {
+  const [first, run, view, item] = parse(hash).path;
+  if (!first) return ["runs.json"];
+  if (first !== "runs" || !run) return [];
+  const at = `runs/${encodeURIComponent(run)}`;
+  if (!view) return [`${at}/run.json`];
+  return item && (view === "trajectories" || view === "groups") ? [`${at}/${view}/${encodeURIComponent(item)}.json`] : [];
+}
+
 function splitOnce(text: string, by: string): [string, string] {
   const at = text.indexOf(by);
   return at < 0 ? [text, ""] : [text.slice(0, at), text.slice(at + 1)];

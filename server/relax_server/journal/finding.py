@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Select, func, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from relax_sdk.errors import ConfigError
 from relax_sdk.media_formats import Kind
 from relax_sdk.probing import MediaRef
-from relax_sdk.trajectory import Trajectory
+from relax_sdk.trajectory import Status, Trajectory
 from relax_server.journal.schema import groups, media, texts, trajectories
 
 Sort = Literal["newest", "oldest", "best", "worst", "longest", "shortest", "stalest"]
@@ -31,7 +31,8 @@ class TrajectoryRow:
     split: str
     task_index: int
     status: str
-    reward: float
+    reward: float | None
+    """None: it has none, as it failed, timed out or was cancelled, or is an example of the warm-up."""
     version_min: int | None
     version_max: int | None
     n_tokens: int
@@ -100,6 +101,7 @@ class TrajectoryQuery:
     statuses: Sequence[str] = ()
     """Any of these; empty: all."""
     reward_min: float | None = None
+    """With a bound, those that have no reward are left out."""
     reward_max: float | None = None
     env: str | None = None
     group_id: str | None = None
@@ -113,7 +115,8 @@ class TrajectoryQuery:
     after: int | None = None
     """Only those with a larger `seq`."""
     sort: Sort = "newest"
-    """`longest` and `shortest` by response tokens; those that are equal come newest first."""
+    """`best` and `worst` by reward, those without one last; `longest` and `shortest` by response tokens. Those that are equal
+    come newest first."""
     limit: int = 100
     offset: int = 0
 
@@ -125,14 +128,17 @@ class TrajectoryQuery:
 
 
 _t = trajectories.c
-_COLUMNS = [c for c in _t if c.name not in ("run", "owner")]
-_NAMES = [c.name for c in _COLUMNS]
+_scored = and_(_t.status.in_([Status.COMPLETED, Status.TRUNCATED]), _t.split != "warmup")
+_reward = case((_scored, _t.reward))
+"""The reward of what has one. The column is 0.0 where nothing was scored, which is neither a bad answer nor a good one."""
+_NAMES = [c.name for c in _t if c.name not in ("run", "owner")]
+_COLUMNS = [_reward if name == "reward" else _t[name] for name in _NAMES]
 _GROUP_COLUMNS = [groups.c[each.name] for each in fields(GroupRow)]
 _ORDERS: dict[Sort, tuple[ColumnElement[Any], ...]] = {
     "newest": (_t.seq.desc(),),
     "oldest": (_t.seq,),
-    "best": (_t.reward.desc(), _t.seq.desc()),
-    "worst": (_t.reward, _t.seq.desc()),
+    "best": (_reward.desc().nulls_last(), _t.seq.desc()),
+    "worst": (_reward.nulls_last(), _t.seq.desc()),
     "longest": (_t.n_tokens.desc(), _t.seq.desc()),
     "shortest": (_t.n_tokens, _t.seq.desc()),
     "stalest": (func.coalesce(_t.staleness, -1).desc(), _t.seq.desc()),
@@ -168,9 +174,9 @@ def _where(statement: Select[Any], run: str, query: TrajectoryQuery) -> Select[A
     if query.statuses:
         conditions.append(_t.status.in_(list(query.statuses)))
     if query.reward_min is not None:
-        conditions.append(_t.reward >= query.reward_min)
+        conditions.append(_reward >= query.reward_min)
     if query.reward_max is not None:
-        conditions.append(_t.reward <= query.reward_max)
+        conditions.append(_reward <= query.reward_max)
     if query.after is not None:
         conditions.append(_t.seq > query.after)
     if query.text:

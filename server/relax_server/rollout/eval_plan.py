@@ -14,14 +14,13 @@ from relax_sdk.evals.plan import TAG_COLUMNS, EvalPlan
 from relax_sdk.evals.play import EvalResults
 from relax_sdk.evals.report import EvalEpisode
 from relax_sdk.evaluation import Played
-from relax_sdk.trajectory import Group, Status, Trajectory
+from relax_sdk.trajectory import Group, Trajectory
 from relax_server.journal.base import Journal, TrajectoryRow
 from relax_server.rollout.evaluation import EvalTally, Evaluator, OnPlayed
 from relax_server.rollout.group import GroupTask
 
 PAGE = 10_000
 """Rows of the journal that are read at once."""
-GOOD = (Status.COMPLETED, Status.TRUNCATED)
 
 Known = Mapping[int, list[EvalEpisode]]
 """Episodes of each task that was played."""
@@ -129,7 +128,7 @@ def read_episodes(journal: Journal, run: str, split: str, of: int) -> tuple[dict
 
 def _read(journal: Journal, row: TrajectoryRow) -> EvalEpisode:
     """An episode as its row has it; why it failed is in the whole record only."""
-    if row.status not in GOOD:
+    if row.reward is None:
         return _episode(journal.trajectory(row.id))
     sample = int(row.id.rsplit("/", 1)[1])
     return EvalEpisode(row.id, row.task_index, sample, row.status, row.reward, dict(row.rewards), tokens=row.n_tokens)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from relax_sdk.errors import JournalError, TokenError
+from relax_sdk.origin import NOTE
 from relax_sdk.trajectory import Group, Trajectory, Turn
 from relax_server.gateway.errors import unknown
 from relax_server.journal.explain import ExplainedSample, Explanation, explain
@@ -17,11 +18,14 @@ from relax_server.journal.finding import GroupRow, TrajectoryQuery, TrajectoryRo
 from relax_server.journal.sql import SqlJournal
 from relax_server.journal.trained import TrainedGroup, TrainedSample
 from relax_server.viewer.base import ViewedRun
+from relax_server.viewer.folders import read_json
 from relax_server.viewer.media import shown_media
 from relax_server.viewer.tokens import TokenTexts, unnamed
 
 GROUP = 4096
 """Members of a group that are shown."""
+WARMUP = "warmup"
+"""The split of examples, which no policy answered: there is nothing to play again."""
 
 
 class _Read(NamedTuple):
@@ -46,6 +50,8 @@ class Episodes:
     def __init__(self, run: ViewedRun, journal: SqlJournal, texts: TokenTexts | None) -> None:
         self._run, self._journal, self._texts = run, journal, texts
         self._last: _Read | None = None
+        noted = read_json(run.folder / NOTE) if run.folder is not None else None
+        self._weights = noted.get("weights") if isinstance(noted, dict) else None
 
     def trajectory(self, seq: int) -> dict[str, Any]:
         """A trajectory with its samples, token by token.
@@ -100,7 +106,7 @@ class Episodes:
         return self._last
 
     def _described(self, t: Trajectory, row: TrajectoryRow, members: list[dict[str, Any]]) -> dict[str, Any]:
-        fields = ("id", "env", "env_version", "task_index", "error", "attempts", "reward", "rewards", "timings", "info")
+        fields = ("id", "env", "env_version", "task_index", "error", "attempts", "rewards", "timings", "info")
         answers = [index for index, message in enumerate(t.messages) if message.get("role") == "assistant"]
         answered = _aligned(answers, len(t.turns))
         return {
@@ -110,12 +116,13 @@ class Episodes:
             "status": str(t.status),
             "seed": str(t.seed),  # of 63 bits, more than numbers of a browser have
             **{name: getattr(t, name) for name in (*fields, "messages")},
-            **{name: getattr(row, name) for name in ("step", "advantage", "staleness", "gap", "created_at")},
+            **{name: getattr(row, name) for name in ("reward", "step", "advantage", "staleness", "gap", "created_at")},
             **{name: getattr(t, name) for name in ("group_id", "group_index", "group_size", "version_min", "version_max")},
             "group": members,
+            "weights": self._weights,
             "media": shown_media(self._run, t),
             "turns": [self._turn(n, turn, answer) for n, (turn, answer) in enumerate(zip(t.turns, answered, strict=True))],
-            "replay": self._replay(t.id),
+            "replay": self._replay(t.id) if row.split != WARMUP else None,
         }
 
     def _turn(self, index: int, turn: Turn, message: int | None) -> dict[str, Any]:

@@ -108,7 +108,9 @@ def _environment(run: ViewedRun, journal: SqlJournal | None) -> dict[str, Any] |
     kinds = sorted({kind for row in rows for kind in row.media or ()})
     called = sorted(_called(journal.by_seq(rows[0].seq).messages))
     rewards = list(dict.fromkeys(name for row in rows for name in row.rewards))
-    return {"description": None, "rewards": rewards, "tools": called, "modalities": kinds}
+    noted = read_json(run.folder / NOTE) if run.folder is not None else None
+    description = noted.get("description") if isinstance(noted, dict) else None
+    return {"description": description, "rewards": rewards, "tools": called, "modalities": kinds}
 
 
 def _called(messages: list[dict[str, Any]]) -> set[str]:

@@ -166,9 +166,10 @@ function drawLanes(canvas: HTMLCanvasElement, width: number, height: number, lan
     }
   });
   context.fillStyle = colour("muted");
-  for (let tick = 0; tick <= 4; tick++) {
-    const time = from + (tick / 4) * (to - from);
-    context.textAlign = tick === 0 ? "left" : tick === 4 ? "right" : "center";
+  const ticks = Math.max(1, Math.min(4, Math.floor((width - NAMES) / 90)));
+  for (let tick = 0; tick <= ticks; tick++) {
+    const time = from + (tick / ticks) * (to - from);
+    context.textAlign = tick === 0 ? "left" : tick === ticks ? "right" : "center";
     context.fillText(clock(time), place(time), height - 6);
   }
 }

@@ -23,6 +23,7 @@ export function onKeyWanted(ask: () => void): void {
 export function setKey(value: string): void {
   key = value.trim();
   sessionStorage.setItem(KEY_NAME, key);
+  begun.clear();
 }
 
 export function hasKey(): boolean {
@@ -46,11 +47,26 @@ function headers(): HeadersInit {
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
+const begun = new Map<string, Promise<Response>>();
+
+/** Asks for `data/<path>` now; the first `read` of it takes this answer, so that the request does not wait for its view. */
+export function begin(path: string): void {
+  const answer = fetch(address(`data/${path}`), { headers: headers() });
+  answer.catch(() => {}); // told where it is read
+  begun.set(`data/${path}`, answer);
+}
+
+function taken(path: string): Promise<Response> | undefined {
+  const answer = begun.get(path);
+  begun.delete(path);
+  return answer;
+}
+
 /** Asks for `path`; raises `ReadError` in plain words when nothing usable came. */
 export async function get(path: string, signal?: AbortSignal): Promise<Response> {
   let response: Response;
   try {
-    response = await fetch(address(path), { headers: headers(), signal });
+    response = await (taken(path) ?? fetch(address(path), { headers: headers(), signal }));
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new ReadError("The server does not answer. Is `relax view` still running?", 0);

@@ -43,8 +43,9 @@ function given(t: TrajectoryDetail): Sentence {
   }
   const sensed = (Object.keys(kinds) as (keyof typeof kinds)[])
     .filter((kind) => kinds[kind])
-    .map((kind) => `${SENSES[kind][0]} ${plural(kinds[kind], SENSES[kind][1])}`);
+    .map((kind) => `${isExample(t) ? "shown" : SENSES[kind][0]} ${plural(kinds[kind], SENSES[kind][1])}`);
   const was = asked ? `was asked “${cut(asked)}”` : "was asked nothing in words";
+  if (isExample(t)) return { label: "Given", text: `An example for the warm-up, made by the environment: ${[...sensed, asked ? `asked “${cut(asked)}”` : ""].filter(Boolean).join(", ")}.` };
   return { label: "Given", text: `The model ${[...sensed, was].join(" and ")}.` };
 }
 
@@ -53,13 +54,14 @@ function answered(t: TrajectoryDetail): Sentence {
   const last = answers.at(-1);
   if (!last) return { label: "Answered", text: "It never answered." };
   const calls = answers.reduce((sum, message) => sum + (message.tool_calls?.length ?? 0), 0);
+  const it = isExample(t) ? "The environment's example" : "It";
   const words = textOf(last).trim();
   const said = words ? `“${cut(words)}”` : last.tool_calls?.length ? `with a call of ${last.tool_calls[0]!.function?.name ?? "a tool"}` : "nothing";
   const many = answers.length > 1 ? `${answers.length} times, at last ` : "";
   const tokens = t.turns.reduce((sum, turn) => sum + (turn.response_tokens ?? 0), 0);
   const tools = calls ? `, ${plural(calls, "tool call")}` : "";
   const end = wasCut(t.turns.at(-1)) ? " The last answer was cut at its token limit." : "";
-  return { label: "Answered", text: `It answered ${many}${said} (${plural(tokens, "token")}${tools}).${end}` };
+  return { label: "Answered", text: `${it} answered ${many}${said} (${plural(tokens, "token")}${tools}).${end}` };
 }
 
 /** Whether an answer ended at its limit of tokens; one that was to be a single token is whole. */
@@ -68,13 +70,20 @@ export function wasCut(turn: TurnInfo | undefined): boolean {
 }
 
 function rewarded(t: TrajectoryDetail): Sentence {
+  if (isExample(t)) return { label: "Reward", text: "Examples are not scored." };
   if (isFailure(t)) return { label: "Reward", text: `No reward counts: the episode ${t.status.replace("_", " ")}. ${t.error ?? ""}`.trim() };
   const parts = Object.entries(t.rewards ?? {});
-  const list = parts.map(([name, value]) => `${name} ${fixed(value)}`).join(", ");
+  const list = parts.map(([name, value]) => `${rewardName(name)} ${fixed(value)}${weighted(t, name)}`).join(", ");
   const text = parts.length === 0 ? `It got ${fixed(t.reward)}.` : parts.length === 1 && parts[0]![1] === t.reward ? `It got ${fixed(t.reward)}, all from ${rewardName(parts[0]![0])}.` : `It got ${fixed(t.reward)}, from ${list}.`;
   const turns = t.turns.map((turn) => turn.reward ?? 0);
   const each = turns.length > 1 && turns.some((reward) => reward !== 0) ? ` Turn by turn: ${turns.map((reward) => fixed(reward)).join(", ")}.` : "";
   return { label: "Reward", text: text + each };
+}
+
+/** A component's weight in the sum, where it is not 1. */
+export function weighted(t: TrajectoryDetail, name: string): string {
+  const weight = t.weights?.[name] ?? 1;
+  return weight === 1 ? "" : ` × ${fixed(weight)}`;
 }
 
 export function rewardName(name: string): string {
@@ -86,13 +95,20 @@ function trained(t: TrajectoryDetail): Sentence {
   const rewards = others.map((member) => member.reward!);
   const mean = rewards.reduce((sum, value) => sum + value, 0) / Math.max(1, rewards.length);
   const group = rewards.length > 1 ? `Its group of ${rewards.length} has a mean reward of ${fixed(mean)}. ` : "";
+  if (isExample(t)) return { label: "Training", text: "The warm-up, before the first step, taught the model to answer in this form." };
+  if (isFailure(t)) return { label: "Training", text: `${group}It was not trained on: failed episodes teach nothing.` };
   if (t.split !== "train") return { label: "Training", text: `It belongs to the ${t.split} split: it is only measured, never trained on.` };
-  if (t.step === null) return { label: "Training", text: `${group}No training step has recorded it${isFailure(t) ? ", as failed episodes teach nothing" : ""}.` };
+  if (t.step === null) return { label: "Training", text: `${group}No training step has recorded it.` };
   const age = t.staleness ? `, ${plural(t.staleness, "step")} old` : "";
   const at = `In step ${count(t.step)}${age}, `;
   if (t.advantage === null) return { label: "Training", text: `${group}${at}it was trained on; its advantage was not recorded.` };
   if (Math.abs(t.advantage) < 1e-6) return { label: "Training", text: `${group}${at}its advantage was 0: it changed nothing.` };
   return { label: "Training", text: `${group}${at}its advantage was ${signed(t.advantage)}: what it answered was made ${t.advantage > 0 ? "more" : "less"} likely.` };
+}
+
+/** Whether its answers were drawn by the environment to show their form, not given by the model. */
+export function isExample(t: TrajectoryDetail): boolean {
+  return t.split === "warmup";
 }
 
 function isFailure(t: TrajectoryDetail): boolean {
@@ -111,7 +127,8 @@ function next(t: TrajectoryDetail): Sentence[] {
   const missing = Object.values(t.media).filter((one) => one.missing).length;
   if (missing) say(`${plural(missing, "media file is", "media files are")} gone from the run's folder, and cannot be shown.`);
   out.push(...compared(t));
-  if (out.length === 0) say("Replay it with the line below, or look at the next one.");
+  if (isExample(t)) say("Look at episodes of the train or eval split for what the model does.");
+  if (out.length === 0) say(t.replay ? "Play it again with the line under Replay, or look at the next one." : "Look at the next one.");
   return out;
 }
 

@@ -4,7 +4,7 @@ import { textOf } from "../data/story";
 import type { GroupDetail, TrajectoryDetail } from "../data/types";
 import { link } from "../route";
 import { Chat } from "../ui/chat";
-import { count, fixed, plural, signed } from "../ui/format";
+import { count, fixed, groupState, plural, signed } from "../ui/format";
 import { useLoad, useTitle } from "../ui/hooks";
 import { Failure, Loading, Notice, Panel, State } from "../ui/parts";
 import { Rewards } from "../ui/rewards";
@@ -23,8 +23,8 @@ export function GroupPage({ run, seq }: { run: string; seq: string }) {
       <div class="page-head">
         <h1>Group</h1>
         <p class="subtitle">
-          task {count(value.task_index)} · {value.split} · {plural(value.trajectories.length, "member")} · reward {fixed(mean)} ± {fixed(spread)}
-          {value.state ? ` · ${value.state}` : ""}
+          task {count(value.task_index)} · {value.split} · {plural(value.trajectories.length, "member")} · {rewards.length ? `reward ${fixed(mean)} ± ${fixed(spread)}` : "no reward"}
+          {value.state ? ` · ${groupState(value.state)}` : ""}
         </p>
       </div>
       {value.failure && <Notice kind="problem">It was set aside: {value.failure}</Notice>}
@@ -62,7 +62,7 @@ function Member(properties: { run: string; member: TrajectoryDetail; mean: numbe
         <h3>
           <a href={link(["runs", run, "trajectories", member.seq])}>#{member.seq}</a>
         </h3>
-        <span class="member-reward">{fixed(member.reward)}</span>
+        <span class="member-reward">{member.reward === null ? "" : fixed(member.reward)}</span>
         <span class="muted">{member.advantage === null ? "" : `advantage ${signed(member.advantage)}`}</span>
         {member.status !== "completed" && <State state={member.status} />}
       </header>

@@ -1,9 +1,10 @@
 // A run at a glance: findings first, then curves, stage times, staleness, queue, roles, events and the timeline.
 import { useEffect, useState } from "preact/hooks";
 import type { RunStore } from "../data/store";
-import type { Finding, RunDetail } from "../data/types";
+import type { Finding, RunDetail, RunEvent } from "../data/types";
 import { link } from "../route";
-import { ago, count, DASH, fixed, moment, plural } from "../ui/format";
+import { rewardName } from "../data/story";
+import { ago, count, DASH, fixed, groupState, moment, plural } from "../ui/format";
 import { useRun, useTitle } from "../ui/hooks";
 import { Facts, Failure, Loading, Notice, Panel, State } from "../ui/parts";
 import { TimelineView } from "../charts/timeline";
@@ -37,7 +38,7 @@ export function OverviewPage({ run, query }: { run: string; query: URLSearchPara
         </p>
       </div>
       <Figures detail={detail} store={store} />
-      <Findings findings={detail.findings} run={run} />
+      <Findings findings={withNoticed(detail.findings, store.events)} run={run} />
       <Curves store={store} query={query} />
       <div class="columns">
         <Panel title="Roles">
@@ -82,7 +83,7 @@ function Figures({ detail, store }: { detail: RunDetail; store: RunStore }) {
         <span class="name">Held out</span>
         <span class="value">
           {fixed(summary.held_out)}
-          {summary.held_out !== null && summary.held_out_ci95 !== null && <small> ± {fixed(summary.held_out_ci95)}</small>}
+          {summary.held_out !== null && summary.held_out_ci95 !== null && <small title="95% confidence interval"> ± {fixed(summary.held_out_ci95)}</small>}
         </span>
         {summary.held_out === null && <small class="muted">not measured yet</small>}
       </li>
@@ -99,6 +100,16 @@ function Figures({ detail, store }: { detail: RunDetail; store: RunStore }) {
       </li>
     </ul>
   );
+}
+
+/** What the doctor finds now, and the problems that were noticed while the run went on, the latest of each kind. */
+function withNoticed(findings: Finding[] | null, events: RunEvent[]): Finding[] | null {
+  const found = findings ?? [];
+  const kind = (what: string) => what.replace(/[\d.,%]+/g, "#").slice(0, 24);
+  const known = new Set(found.map((finding) => kind(finding.what)));
+  const noticed = new Map(events.filter((event) => event.level === "problem" && event.kind === "finding").map((event) => [kind(event.what), event]));
+  const late = [...noticed].filter(([name]) => !known.has(name)).map(([, event]) => event);
+  return findings && [...found, ...late.map(({ level, what, advice, step }) => ({ level, what: step === null ? what : `${what} (noticed at step ${step})`, advice }))];
 }
 
 function Findings({ findings, run }: { findings: Finding[] | null; run: string }) {
@@ -137,10 +148,10 @@ function About({ detail }: { detail: RunDetail }) {
     ["seed", count(summary.seed)],
     ["folder", summary.folder ?? DASH],
     ["senses", env?.modalities.join(", ") || DASH],
-    ["rewards", env?.rewards.join(", ") || DASH],
+    ["rewards", env?.rewards.map(rewardName).join(", ") || DASH],
     ["tools", env?.tools.join(", ") || "none"],
     ["splits", Object.entries(splits ?? {}).map(([name, n]) => `${name} ${count(n)}`).join(", ") || DASH],
-    ["groups", Object.entries(counts ?? {}).filter(([, n]) => n).map(([name, n]) => `${name} ${count(n)}`).join(", ") || DASH],
+    ["groups", Object.entries(counts ?? {}).filter(([, n]) => n).map(([name, n]) => `${groupState(name)} ${count(n)}`).join(", ") || DASH],
     ["checkpoints", checkpoints?.map((step) => `step ${step}`).join(", ") || "none"],
   ]; // prettier-ignore
   return (

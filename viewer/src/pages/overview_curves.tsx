@@ -29,17 +29,17 @@ export function Curves({ store, query }: { store: RunStore; query: URLSearchPara
   const has = (name: string) => metrics.columns.has(name);
   return (
     <>
-      <Panel title="Reward">
+      <Panel title="Reward" side={<span class="muted">mean of a step; held out with its 95% interval</span>}>
         <Plot label="Reward by step" x={x} series={rewardSeries(column, has)} height={240} floor={0} />
       </Panel>
       <div class="columns three">
-        <Panel title="Where a step's time goes">
+        <Panel title="Where a step's time goes" side={<span class="muted">seconds</span>}>
           <Plot label="Seconds of a step by stage" x={x} series={stageSeries(column, has)} floor={0} />
         </Panel>
-        <Panel title="Staleness">
+        <Panel title="Staleness" side={<span class="muted">share by age in steps</span>}>
           <Plot label="Share of trajectories by staleness" x={x} series={stalenessSeries(metrics, column)} floor={0} ceiling={1} />
         </Panel>
-        <Panel title="Queue">
+        <Panel title="Queue" side={<span class="muted">groups</span>}>
           <Plot label="Groups that wait" x={x} series={queueSeries(column, has)} floor={0} />
         </Panel>
       </div>
@@ -77,7 +77,7 @@ function stalenessSeries(metrics: GrowingTable, column: Column): Series[] {
   const shares = counts.map((values) => values.map((value, index) => (totals[index] ? (value ?? 0) / totals[index]! : null)));
   const sums = stacked(shares);
   const zero: Series = { name: "none", values: totals.map(() => 0), colour: "grid", quiet: true };
-  return [zero, ...ages.map((age, index): Series => ({ name: `${age} old`, values: sums[index]!, told: shares[index]!, colour: `series-${index + 1}`, fillTo: index }))];
+  return [zero, ...ages.map((age, index): Series => ({ name: age === 1 ? "1 step old" : `${age} steps old`, values: sums[index]!, told: shares[index]!, colour: `series-${index + 1}`, fillTo: index }))];
 }
 
 function queueSeries(column: Column, has: (name: string) => boolean): Series[] {

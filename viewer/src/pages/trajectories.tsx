@@ -129,7 +129,7 @@ function useColumns(run: string, table: GrowingTable, query: URLSearchParams): C
       name: "seq", title: "#", width: "72px", align: "right", help: "order in which they were finished",
       cell: (row) => <a href={link(["runs", run, "trajectories", table.text("seq", row)], carried)}>{table.text("seq", row)}</a>,
     },
-    { name: "reward", title: "Reward", width: "112px", align: "right", cell: (row) => <Reward value={table.number("reward", row)} low={low} high={high} /> },
+    { name: "reward", title: "Reward", width: "112px", align: "right", help: "none where nothing was scored: a failed episode, or an example of the warm-up", cell: (row) => <Reward value={table.number("reward", row)} low={low} high={high} without={unscored(table, row)} /> },
     { name: "status", title: "Status", width: "112px", cell: (row) => <State state={table.text("status", row)} /> },
     { name: "split", title: "Split", width: "64px", cell: (row) => table.text("split", row) },
     ...(many ? [{ name: "env", title: "Environment", width: "150px", cell: (row: number) => table.text("env", row) }] : []),
@@ -149,6 +149,11 @@ function useColumns(run: string, table: GrowingTable, query: URLSearchParams): C
     { name: "error", title: "Error", width: "260px", cell: (row) => <span class="cut">{table.text("error", row)}</span> },
   ]; // prettier-ignore
   return columns.filter(({ name }) => ["seq", "reward", "status"].includes(name) || table.column(name).some((value) => value !== null && value !== ""));
+}
+
+/** What stands in place of a reward that there is not. */
+function unscored(table: GrowingTable, row: number): string {
+  return table.text("split", row) === "warmup" ? "example" : table.text("status", row).replace("_", " ");
 }
 
 function Filters(properties: { table: GrowingTable; query: URLSearchParams }) {

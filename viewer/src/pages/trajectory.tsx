@@ -2,7 +2,7 @@
 import { useEffect } from "preact/hooks";
 import { read, runPath } from "../data/client";
 import { listQuery } from "../data/select";
-import { story, type Sentence } from "../data/story";
+import { isExample, story, type Sentence } from "../data/story";
 import type { Quantity } from "../data/tokens";
 import type { TrajectoryDetail } from "../data/types";
 import { go, link, setQuery } from "../route";
@@ -169,7 +169,7 @@ function Leading({ to, run }: { to: NonNullable<Sentence["to"]>; run: string }) 
 
 function GroupPanel({ trajectory }: { trajectory: TrajectoryDetail }) {
   const members = trajectory.group ?? [];
-  if (members.length < 2) return null;
+  if (members.length < 2 || isExample(trajectory)) return null; // examples of a batch are of different tasks
   const rewards = members.flatMap((member) => (member.reward === null ? [] : [member.reward]));
   const [low, high] = [Math.min(0, ...rewards), Math.max(...rewards, 1e-9)];
   return (

@@ -65,6 +65,21 @@ export function ago(time: Num | undefined): string {
   return moment(time).slice(0, 10);
 }
 
+const GROUP_STATES: Record<string, string> = {
+  ready: "waits for the trainer",
+  leased: "at the trainer",
+  acked: "trained on, and in a checkpoint",
+  stale: "too old to train on",
+  failed: "set aside",
+  empty: "without a token to train on",
+  recorded: "not for training",
+};
+
+/** What became of a group, in words. */
+export function groupState(state: string): string {
+  return GROUP_STATES[state] ?? state;
+}
+
 function two(value: number): string {
   return String(value).padStart(2, "0");
 }

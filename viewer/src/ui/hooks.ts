@@ -1,5 +1,5 @@
 // Hooks that several views share.
-import { useEffect, useReducer, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useReducer, useRef, useState } from "preact/hooks";
 import { ReadError } from "../data/client";
 import { runStore, type RunStore } from "../data/store";
 
@@ -12,7 +12,8 @@ export interface Loaded<T> {
 /** What `load` gives, asked for again when one of `keys` changes; the earlier value stays until then unless `forget`. */
 export function useLoad<T>(load: (signal: AbortSignal) => Promise<T>, keys: unknown[], forget = true): Loaded<T> {
   const [state, setState] = useState<Loaded<T>>({ value: null, error: null, loading: true });
-  useEffect(() => {
+  useLayoutEffect(() => {
+    // Before anything is painted: the request need not wait for a frame.
     const ended = new AbortController();
     setState((before) => ({ value: forget ? null : before.value, error: null, loading: true }));
     load(ended.signal).then(

@@ -56,10 +56,10 @@ export function State(properties: { state: string }) {
   );
 }
 
-/** A reward with a bar within the range of its run or group, so that rows can be compared at a glance. */
-export function Reward(properties: { value: Num; low?: number; high?: number }) {
-  const { value, low = 0, high = 1 } = properties;
-  if (value === null) return <span class="muted">{DASH}</span>;
+/** A reward with a bar within the range of its run or group, so that rows can be compared at a glance; `without` stands where there is none. */
+export function Reward(properties: { value: Num; low?: number; high?: number; without?: string }) {
+  const { value, low = 0, high = 1, without = DASH } = properties;
+  if (value === null) return <span class="muted">{without}</span>;
   const share = high > low ? Math.min(1, Math.max(0, (value - low) / (high - low))) : 0;
   return (
     <span class="reward">

@@ -1,5 +1,5 @@
 // A trajectory's reward by component, with their sum, and its time by stage.
-import { rewardName } from "../data/story";
+import { isExample, rewardName, weighted } from "../data/story";
 import type { TrajectoryDetail } from "../data/types";
 import { DASH, fixed, seconds } from "./format";
 import { Notice } from "./parts";
@@ -8,6 +8,8 @@ export function Rewards({ trajectory }: { trajectory: TrajectoryDetail }) {
   const parts = Object.entries(trajectory.rewards ?? {});
   const most = Math.max(1e-9, ...parts.map(([, value]) => Math.abs(value)), Math.abs(trajectory.reward ?? 0));
   const sum = parts.reduce((total, [name, value]) => total + value * (trajectory.weights?.[name] ?? 1), 0);
+  const { status, reward } = trajectory;
+  if (reward === null) return <Notice>{isExample(trajectory) ? "An example of the warm-up is not scored." : `It has no reward, as it is ${status.replace("_", " ")}: it counts neither as good nor as bad.`}</Notice>;
   const adds = Math.abs(sum - (trajectory.reward ?? 0)) < 1e-6;
   return (
     <>
@@ -28,7 +30,7 @@ export function Rewards({ trajectory }: { trajectory: TrajectoryDetail }) {
             <tr key={name}>
               <th scope="row" title={name}>
                 {rewardName(name)}
-                {trajectory.weights?.[name] !== undefined && trajectory.weights[name] !== 1 && <span class="muted"> × {fixed(trajectory.weights[name])}</span>}
+                <span class="muted">{weighted(trajectory, name)}</span>
               </th>
               <td>
                 <span class={`bar wide ${value < 0 ? "negative" : ""}`} aria-hidden="true">
@@ -53,7 +55,16 @@ export function Rewards({ trajectory }: { trajectory: TrajectoryDetail }) {
   );
 }
 
+const STAGES: Record<string, string> = {
+  queued: "waited for a free place",
+  reset: "the environment made the task",
+  generate: "the engine answered",
+  step: "the environment took the answers",
+  score: "rewards were reckoned",
+};
+
 export function Timings({ timings }: { timings: Record<string, number> | null }) {
+  const waited = (timings?.queued ?? 0) > 0;
   const stages = Object.entries(timings ?? {}).filter(([name, value]) => name !== "total" && value > 0);
   const total = timings?.total ?? stages.reduce((sum, [, value]) => sum + value, 0);
   if (stages.length === 0) return <Notice>No timings were recorded.</Notice>;
@@ -67,7 +78,7 @@ export function Timings({ timings }: { timings: Record<string, number> | null })
       </div>
       <dl class="facts stages">
         {stages.map(([name, value], index) => (
-          <div key={name}>
+          <div key={name} title={STAGES[name]}>
             <dt>
               <span class={`swatch s${(index % 8) + 1}`} aria-hidden="true" /> {name}
             </dt>
@@ -75,7 +86,7 @@ export function Timings({ timings }: { timings: Record<string, number> | null })
           </div>
         ))}
         <div>
-          <dt>total</dt>
+          <dt title="from the first message to the reward">{waited ? "total, without queued" : "total"}</dt>
           <dd>{total ? seconds(total) : DASH}</dd>
         </div>
       </dl>
