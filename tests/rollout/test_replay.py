@@ -47,12 +47,15 @@ class Replays:
         self.made, self.recorded, self.row = made, recorded, row
         self.processor = made.engine.processor
 
-    async def differences(self, env=Steps) -> list[str]:
+    async def played(self, env):
         r, config = self.recorded, self.made.worker.config
         place = (r.group_id, r.group_index, r.group_size)
         task = EpisodeTask("train", r.task_index, self.row, *place, r.seed, config.seed, config.sampling)
-        now, groups = await play_again(EnvSpec("test-v0", env), config, self.processor, None, r, task)
-        return [f"{d.what}, {d.where}" for d in compare(r, now, self.processor, groups)]
+        return await play_again(EnvSpec("test-v0", env), config, self.processor, None, r, task)
+
+    async def differences(self, env=Steps) -> list[str]:
+        now, groups = await self.played(env)
+        return [f"{d.what}, {d.where}" for d in compare(self.recorded, now, self.processor, groups)]
 
 
 @pytest.fixture
@@ -73,6 +76,17 @@ async def test_a_failed_replay_is_the_difference(replays):
         raise ValueError("gone")
 
     assert (await replays.differences(type("Broken", (Steps,), {"noise": staticmethod(broken)})))[-1] == "end, the episode"
+
+
+async def test_an_episode_that_failed_before_its_first_answer_is_played_again(replays):
+    def reset(self, *, seed=None, options=None):
+        raise OSError("c4.wav: Input/output error")
+
+    broken = type("Broken", (Steps,), {"reset": reset})
+    replays.recorded, _ = await replays.played(broken)
+    assert replays.recorded.turns == [] and replays.recorded.failure is not None
+    assert await replays.differences(broken) == [], "it fails as it did"
+    assert (await replays.differences())[-1] == "end, the episode", "the environment was mended"
 
 
 @pytest.mark.parametrize(

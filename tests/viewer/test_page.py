@@ -13,7 +13,7 @@ from threading import Thread
 import pytest
 from chromium import AXE, CHROMIUM, chromium, hashes, painted, plays, serious, viewer
 from many_runs import MANY, make_many, text_group
-from page_runs import make_omni, make_runs
+from page_runs import make_runs
 from playwright.sync_api import Browser, Page, expect
 from relax_server.journal import open_journal
 from relax_server.viewer.bundle import write_bundle
@@ -45,8 +45,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(runs: Path) -> Iterator[str]:
-    with viewer(runs) as (url, _):
+def site(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The page over all runs, and over a copy of `omni`, shown as `omni (2)`, whose media are lost."""
+    lost = tmp_path_factory.mktemp("lost")
+    shutil.copytree(runs / "omni", lost / "omni", ignore=shutil.ignore_patterns("media"))
+    with viewer(runs, lost) as (url, _):
         yield url
 
 
@@ -243,7 +246,7 @@ def test_a_group_stands_side_by_side(page: Page, site: str) -> None:
 def test_runs_of_several_seeds_are_one_curve_and_settings_that_differ_are_told(page: Page, site: str) -> None:
     page.goto(f"{site}#/")
     for name in ("seed-0", "seed-1", "omni"):
-        page.get_by_label(f"Compare {name}").check()
+        page.get_by_label(f"Compare {name}", exact=True).check()
     page.get_by_role("link", name="Compare").click()
     legend = page.get_by_role("list", name="Runs and their colours")
     expect(legend).to_contain_text("mean and standard deviation of 2 seeds")
@@ -270,10 +273,10 @@ def test_media_of_a_run_are_a_grid_that_leads_to_episodes(page: Page, site: str)
     expect(page.get_by_role("heading", level=1)).to_contain_text("Trajectory")
 
 
-def test_a_run_that_trains_is_followed(page: Page, tmp_path: Path) -> None:
-    folder = make_many(tmp_path, "live", 80)
-    with viewer(tmp_path) as (url, _), RunLock(folder, Holder.here()):
-        page.goto(f"{url}#/runs/live/trajectories?sort=seq:asc")
+def test_a_run_that_trains_is_followed(page: Page, runs: Path, site: str) -> None:
+    folder = make_many(runs, "live", 80)
+    with RunLock(folder, Holder.here()):
+        page.goto(f"{site}#/runs/live/trajectories?sort=seq:asc")
         count = page.locator(".list-count")
         expect(count).to_have_text("80 trajectories")
         first = page.locator(".virtual tbody tr").first
@@ -284,7 +287,7 @@ def test_a_run_that_trains_is_followed(page: Page, tmp_path: Path) -> None:
         journal.close()
         expect(count).to_have_text("128 trajectories", timeout=20_000)
         expect(page.locator("tr[data-same=yes]")).to_have_count(1)
-        page.goto(f"{url}#/runs/live")
+        page.goto(f"{site}#/runs/live")
         expect(page.get_by_text("No training step is done yet")).to_be_visible()
         add_steps(folder, 1, 3)
         expect(page.get_by_role("heading", name="Where a step's time goes")).to_be_visible(timeout=20_000)
@@ -304,17 +307,17 @@ def test_a_key_is_asked_for_and_media_come_with_it(page: Page, runs: Path) -> No
         plays(sound, 0.1)
 
 
-def test_lost_media_are_told(page: Page, tmp_path: Path) -> None:
-    folder = make_omni(tmp_path)
-    shutil.rmtree(folder / "media")
-    with viewer(tmp_path) as (url, _):
-        page.goto(f"{url}#/runs/omni/trajectories/2")
-        expect(page.get_by_text("is not in the run's media folder any more")).to_have_count(3)
-        expect(page.get_by_role("region", name="In short")).to_contain_text("3 media files are gone")
+def test_lost_media_are_told(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/omni%20(2)/trajectories/2")
+    expect(page.get_by_text("is not in the run's media folder any more")).to_have_count(3)
+    expect(page.get_by_role("region", name="In short")).to_contain_text("3 media files are gone")
 
 
 def test_a_bundle_opens_from_a_file_server_and_asks_for_nothing_else(page: Page, runs: Path, tmp_path: Path) -> None:
-    write_bundle([runs / "omni"], tmp_path / "site", None)
+    shutil.copytree(
+        runs / "omni", tmp_path / "omni", ignore=shutil.ignore_patterns("hf")
+    )
+    write_bundle([tmp_path / "omni"], tmp_path / "site", None)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "site")))
     thread = Thread(target=server.serve_forever)
     thread.start()

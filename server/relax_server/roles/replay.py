@@ -35,7 +35,7 @@ async def replay_episode(job: Job, episode: str, model: str | None, tell: Tell) 
     recorded = read_episode(config, layout, episode)
     if recorded.split == "warmup":
         raise ConfigError(f"{recorded.id}: no policy answered in the format warm-up, so there is nothing to play again")
-    if not any(turn.response_ids for turn in recorded.turns):
+    if recorded.failure is None and not any(turn.response_ids for turn in recorded.turns):
         raise ConfigError(f"{recorded.id}: no tokens of answers are recorded ({recorded.error or recorded.status})")
     agent = require_function(job.agent, recorded.id)
     tell("playing the environment")
@@ -45,6 +45,8 @@ async def replay_episode(job: Job, episode: str, model: str | None, tell: Tell) 
     differences, notes, tokens = compare(recorded, now, processor, group_rewards), [], None
     if group_rewards:
         notes.append("rewards that compare the members of a group are not computed for one alone")
+    if recorded.failure is not None and not differences:
+        notes.append(f"it fails as it did: {now.error or now.failure}")
     if model is not None:
         weights, version = weights_of(job, recorded, model)
         played_with = sorted({span.version for turn in recorded.turns for span in turn.weight_versions})

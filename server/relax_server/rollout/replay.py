@@ -109,10 +109,15 @@ def compare(recorded: Trajectory, now: Trajectory, processor: Processor, group_r
         was, is_ = recorded.rewards.get(name), now.rewards.get(name)
         if was is None or is_ is None or not math.isclose(was, is_, rel_tol=EQUAL, abs_tol=EQUAL):
             found.append(Difference("component", name, str(was), str(is_)))
-    if (recorded.status, len(recorded.turns)) != (now.status, len(now.turns)):
+    if _end(recorded) != _end(now):
         ends = [f"{t.status} after {len(t.turns)} turns" + (f" ({t.error})" if t.error else "") for t in (recorded, now)]
         found.append(Difference("end", "the episode", *ends))
     return [difference for difference in found if difference is not None]
+
+
+def _end(t: Trajectory) -> tuple[str, int, str | None]:
+    """How an episode ended; one that failed, with its error."""
+    return t.status, len(t.turns), t.error if t.failure is not None else None
 
 
 def shown_otherwise(recorded: Trajectory, now: Trajectory) -> bool:

@@ -44,6 +44,7 @@ function given(t: TrajectoryDetail): Sentence {
   const sensed = (Object.keys(kinds) as (keyof typeof kinds)[])
     .filter((kind) => kinds[kind])
     .map((kind) => `${isExample(t) ? "shown" : SENSES[kind][0]} ${plural(kinds[kind], SENSES[kind][1])}`);
+  if (t.messages.length === 0) return { label: "Given", text: "Nothing: the episode ended before the environment had said anything." };
   const was = asked ? `was asked “${cut(asked)}”` : "was asked nothing in words";
   if (isExample(t)) return { label: "Given", text: `An example for the warm-up, made by the environment: ${[...sensed, asked ? `asked “${cut(asked)}”` : ""].filter(Boolean).join(", ")}.` };
   return { label: "Given", text: `The model ${[...sensed, was].join(" and ")}.` };
@@ -71,7 +72,7 @@ export function wasCut(turn: TurnInfo | undefined): boolean {
 
 function rewarded(t: TrajectoryDetail): Sentence {
   if (isExample(t)) return { label: "Reward", text: "Examples are not scored." };
-  if (isFailure(t)) return { label: "Reward", text: `No reward counts: the episode ${t.status.replace("_", " ")}. ${t.error ?? ""}`.trim() };
+  if (isFailure(t)) return { label: "Reward", text: `No reward counts: the episode ${ended(t)}. ${t.error ?? ""}`.trim() };
   const parts = Object.entries(t.rewards ?? {});
   const list = parts.map(([name, value]) => `${rewardName(name)} ${fixed(value)}${weighted(t, name)}`).join(", ");
   const text = parts.length === 0 ? `It got ${fixed(t.reward)}.` : parts.length === 1 && parts[0]![1] === t.reward ? `It got ${fixed(t.reward)}, all from ${rewardName(parts[0]![0])}.` : `It got ${fixed(t.reward)}, from ${list}.`;
@@ -109,6 +110,11 @@ function trained(t: TrajectoryDetail): Sentence {
 /** Whether its answers were drawn by the environment to show their form, not given by the model. */
 export function isExample(t: TrajectoryDetail): boolean {
   return t.split === "warmup";
+}
+
+/** How an episode that has no reward ended, as a verb. */
+export function ended(t: TrajectoryDetail): string {
+  return t.status === "cancelled" ? "was cancelled" : t.status.replace("_", " ");
 }
 
 function isFailure(t: TrajectoryDetail): boolean {

@@ -151,7 +151,7 @@ function About({ detail }: { detail: RunDetail }) {
     ["rewards", env?.rewards.map(rewardName).join(", ") || DASH],
     ["tools", env?.tools.join(", ") || "none"],
     ["splits", Object.entries(splits ?? {}).map(([name, n]) => `${name} ${count(n)}`).join(", ") || DASH],
-    ["groups", Object.entries(counts ?? {}).filter(([, n]) => n).map(([name, n]) => `${groupState(name)} ${count(n)}`).join(", ") || DASH],
+    ["groups", Object.entries(counts ?? {}).filter(([, n]) => n).map(([name, n]) => `${count(n)} ${groupState(name)}`).join(", ") || DASH],
     ["checkpoints", checkpoints?.map((step) => `step ${step}`).join(", ") || "none"],
   ]; // prettier-ignore
   return (

@@ -2,7 +2,7 @@
 import { AudioPlayer } from "../media/audio";
 import { Picture } from "../media/image";
 import { VideoPlayer } from "../media/video";
-import { mediaOf, wasCut } from "../data/story";
+import { isExample, mediaOf, wasCut } from "../data/story";
 import type { Message, Part, ToolCall, TrajectoryDetail, TurnInfo } from "../data/types";
 import { plural, seconds, signed } from "./format";
 import { Notice } from "./parts";
@@ -25,11 +25,12 @@ const NAMES: Record<string, string> = { assistant: "Model", user: "Environment",
 
 function Said(properties: { message: Message; turn?: TurnInfo; trajectory: TrajectoryDetail }) {
   const { message, turn, trajectory } = properties;
+  const name = message.role === "assistant" && isExample(trajectory) ? "Example" : (NAMES[message.role] ?? message.role);
   return (
-    <article class={`message ${message.role}`} aria-label={NAMES[message.role] ?? message.role}>
+    <article class={`message ${message.role}`} aria-label={name}>
       <header>
         <h3>
-          {NAMES[message.role] ?? message.role}
+          {name}
           {message.name && <code> {message.name}</code>}
         </h3>
         {turn && <TurnFacts turn={turn} />}

@@ -66,9 +66,9 @@ export function ago(time: Num | undefined): string {
 }
 
 const GROUP_STATES: Record<string, string> = {
-  ready: "waits for the trainer",
+  ready: "waiting for the trainer",
   leased: "at the trainer",
-  acked: "trained on, and in a checkpoint",
+  acked: "trained on",
   stale: "too old to train on",
   failed: "set aside",
   empty: "without a token to train on",

@@ -1,5 +1,5 @@
 // A trajectory's reward by component, with their sum, and its time by stage.
-import { isExample, rewardName, weighted } from "../data/story";
+import { ended, isExample, rewardName, weighted } from "../data/story";
 import type { TrajectoryDetail } from "../data/types";
 import { DASH, fixed, seconds } from "./format";
 import { Notice } from "./parts";
@@ -8,8 +8,8 @@ export function Rewards({ trajectory }: { trajectory: TrajectoryDetail }) {
   const parts = Object.entries(trajectory.rewards ?? {});
   const most = Math.max(1e-9, ...parts.map(([, value]) => Math.abs(value)), Math.abs(trajectory.reward ?? 0));
   const sum = parts.reduce((total, [name, value]) => total + value * (trajectory.weights?.[name] ?? 1), 0);
-  const { status, reward } = trajectory;
-  if (reward === null) return <Notice>{isExample(trajectory) ? "An example of the warm-up is not scored." : `It has no reward, as it is ${status.replace("_", " ")}: it counts neither as good nor as bad.`}</Notice>;
+  const { reward } = trajectory;
+  if (reward === null) return <Notice>{isExample(trajectory) ? "An example of the warm-up is not scored." : `The episode ${ended(trajectory)}, so it has no reward: it counts neither as good nor as bad.`}</Notice>;
   const adds = Math.abs(sum - (trajectory.reward ?? 0)) < 1e-6;
   return (
     <>
