@@ -148,7 +148,7 @@ def main() -> None:
         with viewer(folder) as (url, process), chromium() as browser, RunLock(growing, Holder.here()):
             rows = [
                 row(f"the list of {MANY:,} trajectories", opening(browser, url, args.repeats), OPEN_BAR),
-                row("a trajectory by its link, all loaded anew", by_link(browser, url, args.repeats), OPEN_BAR),
+                row("a trajectory by its link, all loaded anew", by_link(browser, url, args.repeats), ONE_BAR),
                 row("a trajectory from the list", by_list(browser, url, 2 * args.repeats), ONE_BAR),
             ]
             grown = live(browser, growing, url, psutil.Process(process.pid), args.live_seconds)
