@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from relax_sdk.decord_import import import_decord
 from relax_sdk.errors import MediaError
 from relax_sdk.films import open_film
 from relax_sdk.media_formats import FORMATS, SOUND_ENCODINGS, MediaFormat, sniff
@@ -239,7 +240,7 @@ def decode_video(data: bytes, max_frames: int = 16, sample: FrameSampler | None 
 
 
 def _decode_decord(data: bytes, sample: FrameSampler) -> tuple[np.ndarray, int, float]:
-    import decord
+    decord = import_decord()
 
     reader = decord.VideoReader(io.BytesIO(data), num_threads=1)
     count, fps = len(reader), float(reader.get_avg_fps())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 from relax_sdk.decoding import DECORD, SAMPLING_RATE, FrameSampler, count_frames, open_sound
+from relax_sdk.decord_import import import_decord
 from relax_sdk.errors import MediaError
 from relax_sdk.media_formats import sniff
 
@@ -54,7 +55,7 @@ def film_size(data: bytes, sample: FrameSampler) -> tuple[int, int, int, float]:
 
 
 def _by_decord(data: bytes, sample: FrameSampler) -> tuple[int, tuple[int, int], int, float] | None:
-    import decord
+    decord = import_decord()
 
     reader = decord.VideoReader(io.BytesIO(data), num_threads=1)
     count, fps = len(reader), float(reader.get_avg_fps())
