@@ -314,16 +314,14 @@ def test_lost_media_are_told(page: Page, site: str) -> None:
 
 
 def test_a_bundle_opens_from_a_file_server_and_asks_for_nothing_else(page: Page, runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(
-        runs / "omni", tmp_path / "omni", ignore=shutil.ignore_patterns("hf")
-    )
+    shutil.copytree(runs / "omni", tmp_path / "omni", ignore=shutil.ignore_patterns("hf"))
     write_bundle([tmp_path / "omni"], tmp_path / "site", None)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "site")))
     thread = Thread(target=server.serve_forever)
     thread.start()
     try:
         lost: list[str] = []
-        page.on("response", lambda answer: answer.ok or lost.append(answer.url))
+        page.on("response", lambda answer: None if answer.ok else lost.append(answer.url))
         url = f"http://127.0.0.1:{server.server_port}/"
         page.goto(f"{url}#/runs/omni/trajectories?sort=seq%3Aasc")
         page.get_by_role("searchbox").fill("TASK 7")

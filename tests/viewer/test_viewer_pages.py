@@ -1,5 +1,6 @@
 """What the viewer answers, asked over its real application, on real journals."""
 
+import json
 from pathlib import Path
 
 import httpx
@@ -9,6 +10,7 @@ from relax_server.journal import open_journal
 from relax_server.viewer.folders import FolderSource
 from relax_server.viewer.journals import Journals
 from relax_server.viewer.serve import make_app
+from relax_server.viewer.summary import Summaries
 from viewed_runs import SEED, add_steps, make_group, make_run
 
 from relax_sdk.media import MediaRef
@@ -281,3 +283,13 @@ async def test_pages_of_other_sites_see_nothing(tmp_path: Path) -> None:
         assert (await http.get("/view/data/runs.json", headers={"Origin": "http://evil.example"})).status_code == 403
         assert (await http.get("/view/data/runs.json", headers={"Sec-Fetch-Site": "cross-site"})).status_code == 403
         assert (await http.get("/")).headers["location"] == "/view/"
+
+
+def test_the_folder_of_an_evaluation_is_told_from_a_run_and_has_the_tokenizer_of_its_model(tmp_path):
+    for name in ("run", "evaluation"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"env": "tone-v0"}))
+    (tmp_path / "evaluation" / "evaluation.json").write_text(json.dumps({"weights": f"{tmp_path}/a model 0a1b2c"}))
+    found = {run.name: run for run in FolderSource([tmp_path], Journals()).runs()}
+    assert {name: Summaries().of(run)["evaluation"] for name, run in found.items()} == {"run": False, "evaluation": True}
+    assert found["evaluation"].models[-1] == tmp_path / "a model"

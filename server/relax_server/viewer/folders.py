@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_sdk.errors import ConfigError, JournalError
+from relax_sdk.evals.plan import PLAN
 from relax_sdk.run import CONFIG
 from relax_server.viewer.base import ViewedRun
 from relax_server.viewer.journals import Journals
@@ -92,10 +93,18 @@ def run_in(folder: Path, journals: Journals, shows_paths: bool = True) -> Viewed
         folder.name,
         partial(journals.open, where, folder if own else None),
         folder / MEDIA,
-        tuple(folder / name for name in MODELS),
+        (*(folder / name for name in MODELS), *_evaluated(folder)),
         shows_paths,
         replay=str(folder),
     )
+
+
+def _evaluated(folder: Path) -> Iterator[Path]:
+    """The model folder of an evaluation: its note has the path, a space and the weights' hash."""
+    noted = read_json(folder / PLAN)
+    weights = noted.get("weights") if isinstance(noted, dict) else None
+    if isinstance(weights, str):
+        yield Path(weights.rpartition(" ")[0])
 
 
 def is_run(folder: Path) -> bool:

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from relax_sdk.errors import JournalError
+from relax_sdk.evals.plan import PLAN
 from relax_sdk.run import CONFIG, METRICS
 from relax_sdk.run_lock import LOCK, Holder
 from relax_server.journal.finding import TrajectoryQuery
@@ -71,6 +72,7 @@ class Summaries:
             "updated": figures.time or _changed(run.folder),
             "problems": len(figures.problems) if figures.events else None,
             "trajectories": _count(run),
+            "evaluation": run.folder is not None and (run.folder / PLAN).is_file(),
             "folder": str(run.folder) if run.folder is not None and run.shows_paths else None,
         }
 

@@ -26,6 +26,8 @@ export interface RunSummary {
   problems: Num;
   trajectories: Num;
   folder: string | null;
+  /** Whether it only measured, so that there are no steps and no curves. */
+  evaluation?: boolean;
 }
 
 export interface Finding {

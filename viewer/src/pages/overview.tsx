@@ -39,7 +39,7 @@ export function OverviewPage({ run, query }: { run: string; query: URLSearchPara
       </div>
       <Figures detail={detail} store={store} />
       <Findings findings={withNoticed(detail.findings, store.events)} run={run} />
-      <Curves store={store} query={query} />
+      {!detail.summary.evaluation && <Curves store={store} query={query} />}
       <div class="columns">
         <Panel title="Roles">
           <Roles run={run} status={detail.status} />
@@ -48,9 +48,11 @@ export function OverviewPage({ run, query }: { run: string; query: URLSearchPara
           <Events events={store.events} />
         </Panel>
       </div>
-      <Panel title="Timeline">
-        <TimelineView run={run} />
-      </Panel>
+      {!detail.summary.evaluation && (
+        <Panel title="Timeline">
+          <TimelineView run={run} />
+        </Panel>
+      )}
       <About detail={detail} />
     </>
   );
@@ -64,7 +66,7 @@ function Figures({ detail, store }: { detail: RunDetail; store: RunStore }) {
   const stage = typeof detail.status?.stage === "string" && summary.state === "running" ? detail.status.stage : "";
   return (
     <ul class="figures" aria-label="The run in numbers">
-      <li>
+      {!summary.evaluation && <li>
         <span class="name">Step</span>
         <span class="value">
           {count(step)}
@@ -74,13 +76,13 @@ function Figures({ detail, store }: { detail: RunDetail; store: RunStore }) {
           <span style={{ width: `${done * 100}%` }} />
         </span>
         {stage && <small class="muted">{stage}</small>}
-      </li>
-      <li>
+      </li>}
+      {!summary.evaluation && <li>
         <span class="name">Reward, last 10 steps</span>
         <span class="value">{fixed(summary.reward_last10 ?? summary.reward)}</span>
-      </li>
+      </li>}
       <li>
-        <span class="name">Held out</span>
+        <span class="name">{summary.evaluation ? "Mean reward of the evaluation" : "Held out"}</span>
         <span class="value">
           {fixed(summary.held_out)}
           {summary.held_out !== null && summary.held_out_ci95 !== null && <small title="95% confidence interval"> ± {fixed(summary.held_out_ci95)}</small>}

@@ -158,8 +158,8 @@ function RunRow(properties: { run: RunSummary; chosen: Set<string>; at: boolean 
       <td>{run.env ?? DASH}</td>
       <td class="model">{run.model ?? DASH}</td>
       <td class="right">
-        {count(run.step)}
-        {run.steps !== null && <span class="muted"> / {count(run.steps)}</span>}
+        {run.evaluation ? <span class="muted">evaluation</span> : count(run.step)}
+        {!run.evaluation && run.steps !== null && <span class="muted"> / {count(run.steps)}</span>}
       </td>
       <td class="right">
         <Reward value={run.reward_last10 ?? run.reward} />
