@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from relax_server.engines.weight_shapes import WeightShapes
 from relax_server.models.catalog import resolve_model
-from relax_server.models.weight_files import read_shapes, read_weights, weight_files
+from relax_server.models.weight_files import INDEX, FolderWeights, read_shapes, read_weights, weight_files
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -87,3 +89,62 @@ def test_shapes_are_read_without_torch(tmp_path):
         "assert read_shapes(Path(sys.argv[1])); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(resolve_model("relax/tiny-llama"))], check=True, timeout=60)
+
+
+def test_slices_are_those_of_the_whole_tensor(sharded):
+    weights, whole = FolderWeights(sharded), load_file(resolve_model("relax/tiny-llama") / "model.safetensors")
+    name = "model.layers.0.mlp.gate_proj.weight"
+    rows, columns = weights.shapes[name]
+    for at in ((slice(3, 7),), (slice(0, rows), slice(columns // 2, columns)), (slice(5, 5),), ()):
+        assert torch.equal(weights.read(name, at), whole[name][at])
+    assert weights.dtypes[name] == "F32" and weights.files[name].parent == sharded
+
+
+@pytest.mark.parametrize("at", [(slice(0, 10**6),), (slice(-1, 3),), (slice(4, 3),), (slice(0, 1),) * 3])
+def test_a_slice_outside_of_a_tensor_is_refused(at, sharded):
+    """safetensors itself gives what there is of it."""
+    name = "model.layers.0.mlp.gate_proj.weight"
+    with pytest.raises(ConfigError, match=rf"safetensors: tensor {re.escape(name)} has shape \[.*was asked of it"):
+        FolderWeights(sharded).read(name, at)
+
+
+def test_a_tensor_that_no_file_holds_is_named(sharded):
+    with pytest.raises(ConfigError, match=r"no file holds the tensor model\.nothing; download or export"):
+        FolderWeights(sharded).read("model.nothing")
+    index = json.loads((sharded / INDEX).read_text())
+    index["weight_map"]["model.nothing"] = next(iter(index["weight_map"].values()))
+    (sharded / INDEX).write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match=r"says that model-0000\S+ holds model\.nothing, and it does not; download"):
+        FolderWeights(sharded)
+
+
+@pytest.mark.parametrize("outside", ["../other/model.safetensors", "/etc/passwd", "a/../../b.safetensors"])
+def test_an_index_cannot_lead_out_of_its_folder(outside, sharded):
+    index = json.loads((sharded / INDEX).read_text())
+    index["weight_map"]["lm_head.weight"] = outside
+    (sharded / INDEX).write_text(json.dumps(index))
+    for read in (read_weights, read_shapes, weight_files):
+        with pytest.raises(ConfigError, match=rf"lm_head\.weight is in '{re.escape(outside)}', outside of the folder"):
+            read(sharded)
+
+
+def test_a_shard_that_was_cut_short_is_named(sharded):
+    cut = weight_files(sharded)[1]
+    cut.write_bytes(cut.read_bytes()[:-1000])
+    for read in (read_weights, FolderWeights):
+        with pytest.raises(ConfigError, match=rf"{cut.name}: cannot be read .*damaged or cut short: download or export"):
+            read(sharded)
+
+
+def test_a_folder_is_read_without_being_held(tmp_path):
+    def status(name: str) -> float:
+        return int(re.findall(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) / 1024
+
+    save_file({f"{i:02}": torch.ones(4 << 20, dtype=torch.uint8) for i in range(32)}, tmp_path / "model.safetensors")
+    weights = FolderWeights(tmp_path, mapped=16 << 20)
+    weights.read("00")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = status("VmRSS")
+    assert all(bool(weights.read(name).all()) for name in weights.files)
+    grown = status("VmHWM") - before
+    assert grown < 16 + 2 * 4 + 8, f"{grown:.0f} MiB more, for a folder of 128 MiB whose largest tensor has 4"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from relax_server.models.catalog import resolve_model
 from relax_server.models.processor import Processor
-from relax_server.models.weight_files import read_weights
+from relax_server.models.weight_files import FolderWeights, read_weights
 from training_data import (
     TINY,
     answer,
@@ -72,9 +72,12 @@ def _load(path: Path, **options: Any):
 
 
 def round_trip(path: Path) -> dict[str, Any]:
+    import tempfile
+
     import torch
     from relax_server.training.megatron import hf
     from relax_server.training.megatron.build import load_weights
+    from relax_server.training.megatron.folder import write_weights
     from transformers import AutoConfig, AutoModelForCausalLM, Qwen3OmniMoeThinkerForConditionalGeneration
 
     loaded = _load(path)
@@ -87,8 +90,10 @@ def round_trip(path: Path) -> dict[str, Any]:
     with torch.no_grad():
         for parameter in loaded.model.parameters():
             parameter.zero_()
-    load_weights(loaded.model, links, memory, "memory")
-    again = hf.to_hf(links, {n: p.detach() for n, p in loaded.model.named_parameters()})
+    with tempfile.TemporaryDirectory() as folder:  # with fused experts, as transformers holds them in memory
+        write_weights(memory, Path(folder))
+        load_weights(loaded.model, links, FolderWeights(Path(folder)))
+    again = hf.HfWeights(links, {n: p.detach() for n, p in loaded.model.named_parameters()})
     tied = {"lm_head.weight"} if loaded.hf_config.tie_word_embeddings else set()
     return {
         "disk names": set(disk) == set(back),
@@ -121,14 +126,22 @@ def load_damaged(path: Path, change: str) -> None:
             del weights["model.layers.1.self_attn.q_proj.weight"]
         elif change == "unexpected":
             weights["model.layers.9.self_attn.q_proj.weight"] = weights["model.norm.weight"].clone()
-        else:
+        elif change == "shape":
             weights["model.layers.1.self_attn.o_proj.weight"] = weights["model.layers.1.self_attn.o_proj.weight"][:-1]
+        else:
+            weights["model.layers.1.self_attn.o_proj.weight"] = weights["model.layers.1.self_attn.o_proj.weight"].char()
         folder.write_weights(weights, damaged)
         _load(damaged)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [("missing", r"q_proj"), ("unexpected", r"layers\.9"), ("shape", r"linear_proj")]
+    ("change", "message"),
+    [
+        ("missing", r"1 weights are missing \['model\.layers\.1\.self_attn\.q_proj\.weight'\]"),
+        ("unexpected", r"1 belong nowhere \['model\.layers\.9"),
+        ("shape", r"safetensors: tensor \S+o_proj\.weight has shape \[127, 128\], and config\.json wants \[128, 128\]"),
+        ("dtype", r"safetensors: tensor \S+o_proj\.weight has dtype I8; allowed: .*the folder that they were made from"),
+    ],
 )
 def test_weights_that_do_not_fit_are_refused_by_name(worker, change, message):
     with pytest.raises(ConfigError, match=message):

@@ -164,13 +164,20 @@ class PolicyModel(LogprobModel):
     # --------------------------------------------------------------------------------------------- weights, checkpoints
 
     def export(self, folder_: Path) -> None:
-        """Write a whole model folder that transformers' `from_pretrained` reads."""
+        """Write a whole model folder that transformers' `from_pretrained` reads, in place of one that is there.
+
+        Raises:
+            DiskFull: no room for it.
+        """
         if parallel.data_parallel()[0] == 0:
-            folder.copy_rest(self.model_path, Path(folder_))
-        self.export_weights(folder_)
+            folder.write_folder(self.model_path, self._loaded.hf_weights(), Path(folder_))
 
     def export_weights(self, folder_: Path) -> None:
-        """Write only `model.safetensors`, under another name first, so that a reader never sees half a file."""
+        """Write only `model.safetensors`, under another name first, so that a reader never sees half a file.
+
+        Raises:
+            DiskFull: no room for it.
+        """
         if parallel.data_parallel()[0] == 0:
             folder.write_weights(self._loaded.hf_weights(), Path(folder_))
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from relax_server.models.weight_files import read_weights
-from relax_server.training.megatron import hf
+from relax_sdk.errors import ConfigError
+from relax_server.models.weight_files import FolderWeights
+from relax_server.training.megatron import hf, parallel
 from relax_server.training.megatron.config import OMNI_TYPE, transformer_config
 from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.omni import OmniModel
@@ -23,9 +24,9 @@ class Loaded:
     hf_config: Any
     links: list[hf.Link]
 
-    def hf_weights(self) -> dict[str, torch.Tensor]:
+    def hf_weights(self) -> hf.HfWeights:
         """The parameters under Hugging Face names, as the model's folder spells them."""
-        return hf.to_hf(self.links, {name: p.detach() for name, p in self.model.named_parameters()})
+        return hf.HfWeights(self.links, {name: p.detach() for name, p in self.model.named_parameters()})
 
 
 def build_model(hf_config: Any, *, dtype: torch.dtype, device: torch.device, recompute: bool) -> ForestModel:
@@ -57,27 +58,26 @@ def load_model(
     """
     device = device or torch.device("cpu")
     model = build_model(hf_config, dtype=dtype, device=device, recompute=recompute)
-    weights = read_weights(path)
+    weights = FolderWeights(path)
     names = [name for name, _ in model.named_parameters()]
-    links = hf.model_links(hf_config, hf.TensorNames.of(weights, str(path)), names)
-    load_weights(model, links, weights, str(path))
+    links = hf.model_links(hf_config, hf.TensorNames.of(weights.shapes, str(path)), names)
+    load_weights(model, links, weights)
     return Loaded(model, hf_config, links)
 
 
-def load_weights(model: ForestModel, links: list[hf.Link], weights: dict[str, torch.Tensor], source: str) -> None:
-    """Copy Hugging Face weights into a model.
+def load_weights(model: ForestModel, links: list[hf.Link], weights: FolderWeights) -> None:
+    """Copy the weights of a folder into a model, those of one link at a time; a tensor-parallel rank reads its part alone.
 
     Raises:
-        ConfigError: names or shapes do not fit.
+        ConfigError: names, shapes or dtypes do not fit.
     """
-    from relax_sdk.errors import ConfigError
-
-    ours = hf.to_megatron(links, weights, source)
     parameters = dict(model.named_parameters())
-    missing = sorted(set(parameters) - set(ours))
-    wrong = [f"{n} {list(t.shape)}" for n, t in ours.items() if n in parameters and parameters[n].shape != t.shape]
-    if missing or wrong or set(ours) - set(parameters):
-        raise ConfigError(f"{source}: no weights for {missing[:4]}; wrong shapes {wrong[:4]}")
+    part = parallel.tensor_parallel()
+    hf.check_weights(links, weights, parameters, part)
+    unfilled = sorted(set(parameters) - {name for link in links for name in link.megatron})
+    if unfilled:
+        raise ConfigError(f"{weights.folder}: no weights for {unfilled[:4]}; this kind of model cannot be trained")
     with torch.no_grad():
-        for name, tensor in ours.items():
-            parameters[name].copy_(tensor)
+        for link in links:
+            for name, tensor in zip(link.megatron, link.read(weights, part), strict=True):
+                parameters[name].copy_(tensor)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from relax_sdk.errors import CheckpointError
 from relax_server.machine_limits import refusal
+from relax_server.training.megatron.folder import replace_folder
 from relax_server.training.megatron.trainer import MegatronTrainer
 
 FORMAT = 2
@@ -128,7 +128,7 @@ def save(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any], st
         if dist.get_rank() == 0:
             header["files"] = {file.name: _fingerprint(file) for file in sorted(partial.iterdir())}
             (partial / HEADER).write_text(json.dumps(header, indent=1))
-            _replace(partial, folder)
+            replace_folder(partial, folder)
         dist.barrier()
     except (Exception, CheckpointException) as error:  # the latter is a BaseException
         told = refusal(_cause(error), "the checkpoint cannot be written now", folder, writes=True)
@@ -174,15 +174,6 @@ def _does_not_fit(error: BaseException) -> bool:
     if isinstance(error, RuntimeError):
         return str(error).startswith("Error(s) in loading state_dict")
     return isinstance(error, (CheckpointingException, KeyError, ValueError, AssertionError))
-
-
-def _replace(new: Path, folder: Path) -> None:
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        os.rename(folder, old)
-    os.rename(new, folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def read_header(folder: Path) -> dict[str, Any]:

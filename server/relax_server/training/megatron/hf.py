@@ -1,13 +1,13 @@
 """Hugging Face weights to Megatron parameters and back, exactly.
 
-Both directions only view, join and split tensors. What a Hugging Face folder calls its tensors (prefixes, experts one by
-one or fused) is read from its own keys, and the same names are written back.
+Both directions only view, join and split tensors, those of one link at a time. What a Hugging Face folder calls its tensors
+(prefixes, experts one by one or fused) is read from its own keys, and the same names are written back.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,37 @@ import torch
 from torch import Tensor
 
 from relax_sdk.errors import ConfigError
+from relax_server.models.weight_files import FolderWeights
 from relax_server.training.megatron.config import head_dim, moe_layers, text_config
 
 Tensors = list[Tensor]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How tensor parallelism divides each Hugging Face tensor of a link: joined, a rank's parts are its Megatron parameters."""
+
+    dim: int
+    blocks: int = 1
+    """Parts of the tensor along `dim` that are divided each by itself: gate and up projections in one tensor are two."""
+
+    def slices(self, shape: Sequence[int], rank: int, size: int) -> list[tuple[slice, ...]]:
+        """Where a rank's parts of a tensor are, one slice for each dimension up to `dim`.
+
+        Raises:
+            ConfigError: the tensor cannot be divided evenly.
+        """
+        block = shape[self.dim] // self.blocks
+        if shape[self.dim] % (self.blocks * size):
+            raise ConfigError(f"{shape[self.dim]} of shape {list(shape)} cannot be divided by {size} tensor-parallel ranks")
+        whole = tuple(slice(0, n) for n in shape[: self.dim])
+        first, part = rank * (block // size), block // size
+        return [(*whole, slice(b * block + first, b * block + first + part)) for b in range(self.blocks)]
+
+
+WHOLE = (0, 1)
+"""Rank and size of a tensor-parallel group of one."""
+ROWS, COLUMNS = Cut(0), Cut(1)
 
 
 @dataclass(frozen=True)
@@ -30,6 +58,35 @@ class Link:
     """Hugging Face tensors to Megatron's."""
     split: Callable[[Tensors], Tensors]
     """Megatron's to Hugging Face tensors."""
+    cut: Cut | None = None
+    """None: every tensor-parallel rank has the whole."""
+
+    def read(self, weights: FolderWeights, part: tuple[int, int] = WHOLE) -> Tensors:
+        """Megatron parameters from a folder; only what is asked for is read.
+
+        Args:
+            weights: of the folder.
+            part: rank and size of the tensor-parallel group.
+
+        Raises:
+            ConfigError: a tensor is missing, or cannot be divided evenly.
+        """
+        return self.join([self._read(weights, name, part) for name in self.hf])
+
+    def _read(self, weights: FolderWeights, name: str, part: tuple[int, int]) -> Tensor:
+        if self.cut is None or part[1] == 1 or name not in weights.shapes:
+            return weights.read(name)
+        pieces = [weights.read(name, at) for at in self.cut.slices(weights.shapes[name], *part)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, self.cut.dim)
+
+    def shapes(self, parameters: Mapping[str, Tensor], size: int = 1) -> dict[str, list[int]]:
+        """Shape of each whole Hugging Face tensor, from the parameters of one of `size` tensor-parallel ranks."""
+        out = {}
+        for name, tensor in zip(self.hf, self.split([parameters[n].to("meta") for n in self.megatron]), strict=True):
+            out[name] = list(tensor.shape)
+            if self.cut is not None:
+                out[name][self.cut.dim] *= size
+        return out
 
 
 @dataclass(frozen=True)
@@ -73,44 +130,47 @@ def _same(tensors: Tensors) -> Tensors:
     return list(tensors)
 
 
-def _one(megatron: str, hf: str) -> Link:
-    return Link((megatron,), (hf,), _same, _same)
+def _one(megatron: str, hf: str, cut: Cut | None = None) -> Link:
+    return Link((megatron,), (hf,), _same, _same, cut)
 
 
-def pack_qkv(qkv: Tensors, heads: int, groups: int, dim: int) -> Tensors:
+def pack_qkv(qkv: Tensors, dim: int) -> Tensors:
     """Query, key and value projections as Megatron's one tensor, ordered by group: its queries, its key, its value.
 
     Args:
         qkv: [heads * dim, ...], [groups * dim, ...], [groups * dim, ...].
+        dim: channels of one head.
 
     Returns:
         One tensor [(heads + 2 * groups) * dim, ...].
     """
     rest = qkv[0].shape[1:]
-    parts = [x.reshape(groups, -1, dim, *rest) for x in qkv]
-    return [torch.cat(parts, 1).reshape((heads + 2 * groups) * dim, *rest)]
+    groups = qkv[1].shape[0] // dim
+    return [torch.cat([x.reshape(groups, -1, dim, *rest) for x in qkv], 1).reshape(-1, *rest)]
 
 
-def unpack_qkv(packed: Tensors, heads: int, groups: int, dim: int) -> Tensors:
+def unpack_qkv(packed: Tensors, heads_of_group: int, dim: int) -> Tensors:
     """The inverse of `pack_qkv`."""
     (tensor,) = packed
-    parts = tensor.view(groups, heads // groups + 2, dim, *tensor.shape[1:]).split([heads // groups, 1, 1], 1)
-    return [x.reshape(-1, *tensor.shape[1:]) for x in parts]
+    rest = tensor.shape[1:]
+    parts = tensor.view(-1, heads_of_group + 2, dim, *rest).split([heads_of_group, 1, 1], 1)
+    return [x.reshape(-1, *rest) for x in parts]
 
 
 def _attention_links(c: Any, hf: str, megatron: str) -> list[Link]:
-    shape = (c.num_attention_heads, c.num_key_value_heads, head_dim(c))
+    of_group, dim = c.num_attention_heads // c.num_key_value_heads, head_dim(c)
     links = []
     for kind in ("weight", "bias") if c.model_type == "qwen2" else ("weight",):
         links.append(
             Link(
                 (f"{megatron}self_attention.linear_qkv.{kind}",),
                 tuple(f"{hf}self_attn.{x}_proj.{kind}" for x in "qkv"),
-                lambda tensors: pack_qkv(tensors, *shape),
-                lambda tensors: unpack_qkv(tensors, *shape),
+                lambda tensors: pack_qkv(tensors, dim),
+                lambda tensors: unpack_qkv(tensors, of_group, dim),
+                ROWS,
             )
         )
-    links.append(_one(f"{megatron}self_attention.linear_proj.weight", f"{hf}self_attn.o_proj.weight"))
+    links.append(_one(f"{megatron}self_attention.linear_proj.weight", f"{hf}self_attn.o_proj.weight", COLUMNS))
     if c.model_type.startswith("qwen3"):
         links += [_one(f"{megatron}self_attention.{x}_layernorm.weight", f"{hf}self_attn.{x}_norm.weight") for x in "qk"]
     return links
@@ -123,8 +183,9 @@ def _mlp_links(hf: str, megatron: str) -> list[Link]:
             (f"{hf}gate_proj.weight", f"{hf}up_proj.weight"),
             lambda tensors: [torch.cat(tensors)],
             lambda tensors: list(tensors[0].chunk(2)),
+            ROWS,
         ),
-        _one(f"{megatron}linear_fc2.weight", f"{hf}down_proj.weight"),
+        _one(f"{megatron}linear_fc2.weight", f"{hf}down_proj.weight", COLUMNS),
     ]
 
 
@@ -135,13 +196,14 @@ def _expert_links(c: Any, hf: str, megatron: str, fused: bool) -> list[Link]:
         for e, name in enumerate(expert):
             links += _mlp_links(f"{hf}experts.{e}.", name)
         return links
-    for theirs, ours in (("gate_up_proj", "linear_fc1"), ("down_proj", "linear_fc2")):
+    for theirs, ours, cut in (("gate_up_proj", "linear_fc1", Cut(1, blocks=2)), ("down_proj", "linear_fc2", Cut(2))):
         links.append(
             Link(
                 tuple(f"{name}{ours}.weight" for name in expert),
                 (f"{hf}experts.{theirs}",),
                 lambda tensors: list(tensors[0].unbind()),
                 lambda tensors: [torch.stack(tensors)],
+                cut,
             )
         )
     return links
@@ -157,13 +219,13 @@ def text_links(hf_config: Any, named: TensorNames, prefix: str) -> list[Link]:
     """
     c = text_config(hf_config)
     links = [
-        _one(f"{prefix}embedding.word_embeddings.weight", f"{named.text}embed_tokens.weight"),
+        _one(f"{prefix}embedding.word_embeddings.weight", f"{named.text}embed_tokens.weight", ROWS),
         _one(f"{prefix}decoder.final_layernorm.weight", f"{named.text}norm.weight"),
     ]
     if not hf_config.tie_word_embeddings:
         if named.head is None:
             raise ConfigError(f"{hf_config.model_type}: no lm_head.weight, but tie_word_embeddings is False")
-        links.append(_one(f"{prefix}output_layer.weight", named.head))
+        links.append(_one(f"{prefix}output_layer.weight", named.head, ROWS))
     for i, sparse in enumerate(moe_layers(c)):
         hf, megatron = f"{named.text}layers.{i}.", f"{prefix}decoder.layers.{i}."
         links.append(_one(f"{megatron}input_layernorm.weight", f"{hf}input_layernorm.weight"))
@@ -198,29 +260,70 @@ def model_links(hf_config: Any, named: TensorNames, parameters: Sequence[str]) -
     return links
 
 
-def to_megatron(links: Sequence[Link], weights: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Hugging Face weights under Megatron's names.
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def check_weights(
+    links: Sequence[Link], weights: FolderWeights, parameters: Mapping[str, Tensor], part: tuple[int, int] = WHOLE
+) -> None:
+    """Compare names, shapes and dtypes of a folder with a model, before anything is read.
+
+    Args:
+        links: of the model.
+        weights: of the folder.
+        parameters: of this rank, by Megatron's names.
+        part: rank and size of the tensor-parallel group.
 
     Raises:
-        ConfigError: weights are missing, or there are some that belong nowhere.
+        ConfigError: weights are missing, some belong nowhere, or one has another shape or dtype; the file and tensor are named.
     """
-    wanted = {name for link in links for name in link.hf}
-    missing = sorted(wanted - set(weights))
-    tied = {name for name in weights if name.endswith("lm_head.weight")}
-    unexpected = sorted(set(weights) - wanted - tied)
+    shapes = {name: shape for link in links for name, shape in link.shapes(parameters, part[1]).items()}
+    tied = {name for name in weights.shapes if name.endswith("lm_head.weight")}
+    missing, unexpected = sorted(shapes.keys() - weights.shapes.keys()), sorted(weights.shapes.keys() - shapes.keys() - tied)
     if missing or unexpected:
         raise ConfigError(
-            f"{source}: {len(missing)} weights are missing {missing[:4]} and {len(unexpected)} belong nowhere {unexpected[:4]}"
+            f"{weights.folder}: {len(missing)} weights are missing {missing[:4]} and {len(unexpected)} belong nowhere "
+            f"{unexpected[:4]}; config.json must be that of these weights"
         )
-    out: dict[str, Tensor] = {}
-    for link in links:
-        out.update(zip(link.megatron, link.join([weights[name] for name in link.hf]), strict=True))
-    return out
+    for name, shape in shapes.items():
+        if weights.shapes[name] != shape:
+            raise ConfigError(
+                f"{weights.where(name)} has shape {weights.shapes[name]}, and config.json wants {shape}; "
+                "one of them is of another model"
+            )
+        if weights.dtypes[name] not in FLOATS:
+            raise ConfigError(
+                f"{weights.where(name)} has dtype {weights.dtypes[name]}; allowed: {', '.join(FLOATS)}. Quantised weights "
+                "cannot be trained: name the folder that they were made from"
+            )
 
 
-def to_hf(links: Sequence[Link], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Megatron parameters under Hugging Face names; views of the parameters wherever possible."""
-    out: dict[str, Tensor] = {}
-    for link in links:
-        out.update(zip(link.hf, link.split([parameters[name] for name in link.megatron]), strict=True))
-    return out
+class HfWeights(Mapping[str, Tensor]):
+    """Megatron parameters under Hugging Face names; a tensor is a view of its parameter wherever possible.
+
+    Those that are no view are made when they are asked for, and those of one link are kept at a time.
+    """
+
+    def __init__(self, links: Sequence[Link], parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+        self._links = {name: link for link in links for name in link.hf}
+        self._kept: tuple[Link, dict[str, Tensor]] | None = None
+
+    def like(self) -> dict[str, Tensor]:
+        """All tensors on the meta device: shapes and dtypes alone."""
+        meta = {name: tensor.to("meta") for name, tensor in self._parameters.items()}
+        return dict(HfWeights([*self._links.values()], meta))
+
+    def __getitem__(self, name: str) -> Tensor:
+        link = self._links[name]
+        if self._kept is None or self._kept[0] is not link:
+            self._kept = None  # before others take its place
+            made = link.split([self._parameters[n] for n in link.megatron])
+            self._kept = link, dict(zip(link.hf, made, strict=True))
+        return self._kept[1][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._links)
+
+    def __len__(self) -> int:
+        return len(self._links)

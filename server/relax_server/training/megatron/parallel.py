@@ -92,6 +92,13 @@ def data_parallel() -> tuple[int, int]:
     return parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
 
 
+def tensor_parallel() -> tuple[int, int]:
+    """(rank, size) of this process among those that share every layer."""
+    from megatron.core import parallel_state
+
+    return parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
+
+
 def device() -> torch.device:
     """The device that tensors of this rank live on."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
