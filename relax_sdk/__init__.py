@@ -63,6 +63,7 @@ from relax_sdk.judge import Judge
 from relax_sdk.mask import MaskExplanation, explain_mask
 from relax_sdk.media import Audio, Image, MediaLimits, MediaRef, MediaStore, Video
 from relax_sdk.messages import AssistantMessage, ControlToken, Message, Text, ToolCall
+from relax_sdk.model_export import ExportedModel, export_model
 from relax_sdk.recorded import RecordedTrajectory, Trajectories, TrajectoryFilter
 from relax_sdk.registry import EnvSpec, get_spec, list_envs, register
 from relax_sdk.replay import Difference, EpisodeReplay, replay_episode
@@ -109,6 +110,7 @@ __all__ = [
     "EvalReport",
     "Evaluation",
     "Exported",
+    "ExportedModel",
     "Group",
     "Hosting",
     "Image",
@@ -161,6 +163,7 @@ __all__ = [
     "compare",
     "evaluate",
     "explain_mask",
+    "export_model",
     "export_trajectories",
     "from_gymnasium",
     "get_spec",

@@ -1,4 +1,4 @@
-"""Commands that look at what a run has recorded: `explain-mask`, `export`."""
+"""Commands that show a run's episodes token by token, and write its model or its episodes: `explain-mask`, `export`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ from typing import Annotated
 
 import typer
 
+from relax_sdk.cli_settings import DefaultGroup, examples
 from relax_sdk.exporting import ExportFormat
 from relax_sdk.recorded import Sort, TrajectoryFilter
 
+MODEL = "model"
+
+
+class ExportGroup(DefaultGroup):
+    """A group whose command `model` needs no name: `relax export runs/tone-v0-… --to my-model`."""
+
+    default = MODEL
+
+
 app = typer.Typer()
-export_app = typer.Typer(no_args_is_help=True, help="Write what a run has recorded for other tools.")
+export_app = typer.Typer(
+    cls=ExportGroup, no_args_is_help=True, help="Write a run's model, or what it has recorded, for other tools."
+)
 app.add_typer(export_app, name="export")
 
 
@@ -34,6 +46,28 @@ def explain(
             console.print(Text(f"sample {number}:", style="bold"))
         for line in found.lines(number):
             console.print(Text(str(line), style="green" if line.first.mask else "dim"))
+
+
+@export_app.command(
+    name=MODEL,
+    epilog=examples(
+        "relax export runs/tone-v0-… --to my-model",
+        "relax export runs/tone-v0-… --to my-model --checkpoint 50 --shard-size 2GB",
+        "relax export trajectories --help",
+    ),
+)
+def model(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    to: Annotated[Path, typer.Option(help="A folder that does not exist yet.")],
+    checkpoint: Annotated[
+        int | None, typer.Option(help="Step of a checkpoint that the run has kept; default: the last.")
+    ] = None,
+    shard_size: Annotated[str, typer.Option(help="Size of one file of weights at most: 2GB, 500MiB.")] = "5GB",
+) -> None:
+    """Write the model of a run as a Hugging Face folder; `relax export trajectories` writes episodes."""
+    from relax_sdk.model_export import export_model
+
+    typer.echo(str(export_model(folder, to, checkpoint=checkpoint, shard_size=shard_size)))
 
 
 @export_app.command(

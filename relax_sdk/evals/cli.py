@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from relax_sdk.cli_settings import SETTING_HELP, examples, parse_settings
+from relax_sdk.cli_settings import SETTING_HELP, DefaultGroup, examples, parse_settings
 from relax_sdk.config import EngineKind
 from relax_sdk.errors import ConfigError
 from relax_sdk.stop_signals import Interrupted, exit_code
@@ -19,16 +18,10 @@ from relax_sdk.stop_signals import Interrupted, exit_code
 PLAY = "play"
 
 
-class PlayGroup(TyperGroup):
+class PlayGroup(DefaultGroup):
     """A group whose command `play` needs no name: `relax eval tone-v0`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        named = bool(args) and args[0] in self.commands
-        return super().parse_args(ctx, args if named or not args else [PLAY, *args])
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
-        return "" if name == PLAY else name, command, rest
+    default = PLAY
 
 
 app = typer.Typer(cls=PlayGroup, no_args_is_help=True, help="Play the held-out tasks with a model, and compare models.")

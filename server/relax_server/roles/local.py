@@ -20,6 +20,7 @@ from relax_sdk.evaluation import Evaluation, Played
 from relax_sdk.exporting import Exported, ExportRequest
 from relax_sdk.findings import Finding
 from relax_sdk.mask import MaskExplanation
+from relax_sdk.model_export import ExportedModel, ModelExport
 from relax_sdk.recorded import RecordedTrajectory, TrajectoryFilter
 from relax_sdk.registry import EnvSpec
 from relax_sdk.replay import EpisodeReplay
@@ -35,6 +36,7 @@ from relax_server.roles.local_model import LocalModel
 from relax_server.roles.looking import read_group, read_trajectories
 from relax_server.roles.loop_thread import LoopThread
 from relax_server.roles.masks import explain_mask
+from relax_server.roles.model_export import export_model
 from relax_server.roles.replay import replay_episode
 from relax_server.roles.rescoring import rescore
 from relax_server.rollout.endpoint import evaluate_endpoint
@@ -179,6 +181,10 @@ class LocalRuntime:
         from relax_server.roles.exports import export  # takes the libraries `datasets` and pyarrow, which take a second
 
         return export(config, RunLayout(folder), request)
+
+    def export_model(self, folder: Path, config: RunConfig, request: ModelExport) -> ExportedModel:
+        """Write the model of a checkpoint out, see `relax_sdk.model_export`."""
+        return export_model(config, RunLayout(folder), request)
 
     def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
         """Whether this machine can train."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from relax_sdk.config import SamplingParams, TrainingConfig
 from relax_sdk.errors import ConfigError
+from relax_sdk.model_export import SHARD_SIZE
 from relax_sdk.trajectory import Group, Sample
 from relax_server.machine_limits import limits_told
 from relax_server.models.processor import Processor
 from relax_server.training.batch import ReadMedia, TokenBatch, make_batch, read_features
 from relax_server.training.forest import Forest, pack
-from relax_server.training.megatron import parallel
+from relax_server.training.megatron import checkpoint, folder, parallel
 from relax_server.training.megatron.build import Loaded, load_model
 from relax_server.training.megatron.micro_batch import MicroBatch
 from relax_server.training.megatron.trainer import forward
@@ -99,6 +101,36 @@ class LogprobModel:
             for (index, _), values in zip(samples, found, strict=True):
                 parts[index].append(values)
         return [np.concatenate(part) for part in parts]
+
+    def model_identity(self) -> dict[str, Any]:
+        """Say which model this is, as plain data: the part of a checkpoint's identity that its weights follow from."""
+        config = self.processor.hf_config.to_dict()
+        return {"model": {key: v for key, v in config.items() if key not in ("_name_or_path", "transformers_version")}}
+
+    def restore_weights(self, folder_: Path) -> int:
+        """Take the weights of a checkpoint, and nothing else of it.
+
+        Returns:
+            The training steps that are in them.
+
+        Raises:
+            CheckpointError: missing, damaged, or of another model.
+            OutOfMemory, TrainingError: the machine refuses; see `checkpoint.load`.
+        """
+        return checkpoint.load_model(Path(folder_), self._loaded.model, identity=self.model_identity())
+
+    def export(self, folder_: Path, shard_size: int = SHARD_SIZE) -> list[str]:
+        """Write a whole model folder that transformers' `from_pretrained` reads, in place of one that is there.
+
+        Returns:
+            Names of the files that hold the weights; none where another rank has written them.
+
+        Raises:
+            DiskFull: no room for it.
+        """
+        if parallel.data_parallel()[0] != 0:
+            return []
+        return folder.write_folder(self.model_path, self._loaded.hf_weights(), Path(folder_), shard_size)
 
     # ----------------------------------------------------------------------------------------------------- inner works
 

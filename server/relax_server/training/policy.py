@@ -163,15 +163,6 @@ class PolicyModel(LogprobModel):
 
     # --------------------------------------------------------------------------------------------- weights, checkpoints
 
-    def export(self, folder_: Path) -> None:
-        """Write a whole model folder that transformers' `from_pretrained` reads, in place of one that is there.
-
-        Raises:
-            DiskFull: no room for it.
-        """
-        if parallel.data_parallel()[0] == 0:
-            folder.write_folder(self.model_path, self._loaded.hf_weights(), Path(folder_))
-
     def export_weights(self, folder_: Path) -> None:
         """Write only `model.safetensors`, under another name first, so that a reader never sees half a file.
 
@@ -196,11 +187,8 @@ class PolicyModel(LogprobModel):
 
         The learning rate and its schedule may change (`Schedule.going_on`), and the bound of the gradient's norm.
         """
-        model = self.processor.hf_config.to_dict()
-        for key in ("_name_or_path", "transformers_version"):
-            model.pop(key, None)
         return {
-            "model": model,
+            **self.model_identity(),
             "algorithm": dataclasses.asdict(self.algorithm),
             "optimizer": {k: v for k, v in dataclasses.asdict(self.optimizer_config).items() if k not in MAY_CHANGE},
             "training": {"dtype": self.training.dtype, "replay_routes": self.training.replay_routes},

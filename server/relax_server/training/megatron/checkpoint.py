@@ -6,6 +6,8 @@ import errno
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from relax_sdk.errors import CheckpointError
 from relax_server.machine_limits import refusal
 from relax_server.training.megatron.folder import replace_folder
+from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.trainer import MegatronTrainer
 
 FORMAT = 2
@@ -207,18 +210,73 @@ def load(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any]) ->
         OutOfMemory: there is no memory left, on the machine or the device; with advice. The checkpoint may be whole.
         TrainingError: the machine refuses for another reason: too many open files, a failing disk.
     """
-    header = read_header(folder)
-    found = differences(_plain(identity), header["identity"])
-    if found:
-        raise CheckpointError(f"{folder} belongs to another run: " + "; ".join(found[:8]) + (" …" if len(found) > 8 else ""))
-    try:
-        damage = [_damage(folder, header["files"]) if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(damage)
-        if damage[0] is not None:
-            raise CheckpointError(f"{folder}: the checkpoint is damaged: {damage[0]}")
+    header = _fitting_header(folder, _plain(identity))
+    with _failures_told(folder):
+        _check_files(folder, header)
         state: Any = dist_checkpointing.load(_state(trainer), str(folder))
         trainer.model.load_state_dict(state["model"])
         trainer.optimizer.load_state_dict(_with_step(state["optimizer"]))
+    torch.set_rng_state(state["generators"]["torch"])
+    _tracker().set_states(state["generators"]["megatron"])
+    return header["step"], header["meta"]
+
+
+def load_model(folder: Path, model: ForestModel, *, identity: dict[str, Any]) -> int:
+    """Read the weights alone of what `save` wrote; no optimizer is needed. Every rank calls it.
+
+    Args:
+        folder: of the checkpoint.
+        model: takes the weights.
+        identity: the part of it that says which model this is: `{"model": …}`.
+
+    Returns:
+        The number of training steps done.
+
+    Raises:
+        CheckpointError, OutOfMemory, TrainingError: as `load`.
+    """
+    header = _fitting_header(folder, _plain(identity))
+    with _failures_told(folder):
+        _check_files(folder, header)
+        state: Any = dist_checkpointing.load({"model": model.sharded_state_dict()}, str(folder))
+        model.load_state_dict(state["model"])
+    return header["step"]
+
+
+def _fitting_header(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    """The header of a checkpoint.
+
+    Raises:
+        CheckpointError: what `identity` has is not the same there.
+    """
+    header = read_header(folder)
+    found = differences(identity, {name: header["identity"].get(name) for name in identity})
+    if found:
+        raise CheckpointError(f"{folder} belongs to another run: " + "; ".join(found[:8]) + (" …" if len(found) > 8 else ""))
+    return header
+
+
+def _check_files(folder: Path, header: dict[str, Any]) -> None:
+    """Refuse a damaged checkpoint, on all ranks.
+
+    Raises:
+        CheckpointError: a file is missing, or not as it was written.
+    """
+    damage = [_damage(folder, header["files"]) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(damage)
+    if damage[0] is not None:
+        raise CheckpointError(f"{folder}: the checkpoint is damaged: {damage[0]}")
+
+
+@contextmanager
+def _failures_told(folder: Path) -> Iterator[None]:
+    """Tell apart a checkpoint that does not fit and a machine that cannot load it.
+
+    Raises:
+        CheckpointError, OutOfMemory, TrainingError: as `load`.
+    """
+    try:
+        yield
     except CheckpointError:
         raise
     except (Exception, CheckpointException) as error:  # the latter is a BaseException
@@ -226,6 +284,3 @@ def load(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any]) ->
         if _does_not_fit(cause):
             raise CheckpointError(f"{folder}: the checkpoint does not fit ({type(cause).__name__}: {cause})") from error
         raise refusal(cause, "the checkpoint cannot be loaded now", folder) from error
-    torch.set_rng_state(state["generators"]["torch"])
-    _tracker().set_states(state["generators"]["megatron"])
-    return header["step"], header["meta"]

@@ -1,0 +1,74 @@
+"""`relax export RUN`: a checkpoint as a model folder, written by a process of its own, as Megatron changes torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import relax_sdk.errors as errors
+from relax_sdk.config import RunConfig
+from relax_sdk.model_export import ExportedModel, ModelExport
+from relax_server.models.catalog import resolve_model
+from relax_server.roles.layout import RunLayout
+from relax_server.roles.process import thread_limits
+
+START_SECONDS = 600.0
+BYTES_PER_SECOND = 5e6
+"""A machine that is slower than this in reading a checkpoint and writing a model is taken for one that hangs."""
+
+
+def find_checkpoint(layout: RunLayout, step: int | None) -> Path:
+    """The folder of a checkpoint that a run has kept; None: of the last.
+
+    Raises:
+        ConfigError: there is none of that step; the message names those that exist.
+    """
+    kept = {int(path.name.removeprefix("step_")): path for path in layout.checkpoints()}
+    if not kept:
+        raise errors.ConfigError(f"{layout.folder} has no checkpoint yet; training.checkpoint_every says when one is written")
+    if step is None:
+        return kept[max(kept)]
+    if step not in kept:
+        there = ", ".join(str(number) for number in sorted(kept))
+        raise errors.ConfigError(
+            f"{layout.folder} has no checkpoint of step {step}; it has: {there}. More are kept with training.keep_checkpoints"
+        )
+    return kept[step]
+
+
+def export_model(config: RunConfig, layout: RunLayout, request: ModelExport) -> ExportedModel:
+    """Write a model folder, see `relax_sdk.model_export`."""
+    if request.to.exists() and (not request.to.is_dir() or any(request.to.iterdir())):
+        raise errors.ConfigError(f"{request.to} holds something; name a folder that does not exist yet")
+    checkpoint = find_checkpoint(layout, request.checkpoint)
+    asked = {
+        "run": str(layout.folder),
+        "model": str(resolve_model(config.model, config.seed)),
+        "checkpoint": str(checkpoint),
+        "to": str(request.to),
+        "shard_size": request.shard_size,
+    }
+    size = sum(file.stat().st_size for file in checkpoint.iterdir())
+    command = [sys.executable, "-m", "relax_server.training.export"]
+    limit = START_SECONDS + size / BYTES_PER_SECOND
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps(asked),
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            env=os.environ | thread_limits(config.training.threads),
+        )
+    except subprocess.TimeoutExpired as error:
+        raise errors.TrainingError(f"{checkpoint}: it was not exported within {limit:.0f} s, and was given up") from error
+    if done.returncode != 0:
+        end = "\n".join(done.stderr.splitlines()[-5:])
+        raise errors.TrainingError(f"{checkpoint}: the process that exports it ended with {done.returncode}: {end}")
+    answer = json.loads(done.stdout.splitlines()[-1])
+    if "error" in answer:
+        raise getattr(errors, answer["error"])(answer["message"])
+    return ExportedModel(request.to, answer["step"], tuple(answer["files"]))
