@@ -15,16 +15,18 @@ from relax_server.models.catalog import resolve_model
 from relax_sdk import ConfigError, DiskFull, OutOfMemory
 
 
-def load_with_little_memory(path: Path) -> tuple[str, str]:
-    """Load a model where an address space is all but used up; what it raised."""
+def load_with_little_memory(path: Path, where: str) -> tuple[str, str]:
+    """Make a policy where an address space is all but used up at one of its parts; what it raised."""
     import resource
 
     import psutil
+    from relax_server.training import policy
     from relax_server.training.megatron import build
     from training_data import make_policy
 
     make_policy(path)  # what is imported and patched needs memory of its own
-    original, limits = build.build_model, resource.getrlimit(resource.RLIMIT_AS)
+    module: Any = build if where == "build_model" else policy
+    original, limits = getattr(module, where), resource.getrlimit(resource.RLIMIT_AS)
 
     def in_little(*args: Any, **kwargs: Any) -> Any:
         import torch
@@ -33,21 +35,25 @@ def load_with_little_memory(path: Path) -> tuple[str, str]:
         torch.zeros(1 << 28)
         return original(*args, **kwargs)
 
-    build.build_model = in_little
+    setattr(module, where, in_little)
     try:
         make_policy(path)
     except Exception as error:
         return type(error).__name__, str(error)
     finally:
-        build.build_model = original
+        setattr(module, where, original)
         resource.setrlimit(resource.RLIMIT_AS, limits)
     return "", ""
 
 
-def test_a_model_that_does_not_fit_into_memory_says_so(worker):
-    kind, said = worker.run(load_with_little_memory, resolve_model("relax/tiny-llama"))
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [("build_model", "the model cannot be loaded"), ("MegatronTrainer", "gradients and optimizer cannot be allocated")],
+)
+def test_a_model_that_does_not_fit_into_memory_says_so(worker, where, what):
+    kind, said = worker.run(load_with_little_memory, resolve_model("relax/tiny-llama"), where)
     assert kind == "OutOfMemory"
-    assert re.search(r"the model cannot be loaded .*GB of the machine's memory are available: .*training\.dtype", said)
+    assert re.search(rf"{what} .*GB of the machine's memory are available: .*training\.dtype", said)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

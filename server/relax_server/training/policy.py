@@ -14,6 +14,7 @@ from torch import Tensor
 from relax_sdk.config import AlgorithmConfig, OptimizerConfig, SamplingParams, TrainingConfig
 from relax_sdk.errors import TrainingError
 from relax_sdk.trajectory import Group, Sample
+from relax_server.machine_limits import limits_told
 from relax_server.training.algorithms import find
 from relax_server.training.batch import ReadMedia, TokenBatch, make_batch, read_features
 from relax_server.training.forest import Forest, pack
@@ -48,6 +49,7 @@ class PolicyModel(LogprobModel):
 
     Raises:
         ConfigError: the model cannot be trained, or a setting does not fit it.
+        OutOfMemory: the machine or the device has no memory left for weights, gradients, optimizer or reference.
     """
 
     def __init__(
@@ -74,7 +76,8 @@ class PolicyModel(LogprobModel):
         """Stages of the last training step: name, begin and end in seconds since the epoch."""
         self.tokens: StepTokens | None = None
         """What the last training step computed for each trained token; None before the first."""
-        self.trainer = MegatronTrainer(self._loaded.model, optimizer, self._dtype)
+        with limits_told("gradients and optimizer cannot be allocated", self.model_path):
+            self.trainer = MegatronTrainer(self._loaded.model, optimizer, self._dtype)
         self._objective = policy_objective(algorithm)
         find("advantage", algorithm.advantage)  # before the first batch needs it
         self._aggregate = find("aggregation", algorithm.aggregation)
@@ -225,7 +228,8 @@ class PolicyModel(LogprobModel):
     def _set_reference(self, model: torch.nn.Module) -> None:
         """Freeze a copy of a model's weights, if they are compared with here."""
         if self._compares:
-            self._reference = [p.detach().clone() for p in model.parameters()]
+            with limits_told("the KL reference cannot be allocated", self.model_path):
+                self._reference = [p.detach().clone() for p in model.parameters()]
 
     def _prepare(
         self, groups: Sequence[Group], media: ReadMedia, version: int, given: Given | None, metrics: StepMetrics
