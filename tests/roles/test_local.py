@@ -22,7 +22,7 @@ from run_tokens import tokens_of
 from typer.testing import CliRunner
 
 import relax_sdk as relax
-from relax_sdk.cli import app
+from relax_sdk.cli import add_commands, app
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +142,7 @@ def test_on_policy_runs_of_one_seed_are_the_same_run_in_either_mode(tmp_path):
 
 
 def test_an_episode_of_a_run_is_played_again_with_the_weights_it_was_played_with(finished):
+    add_commands()
     result = CliRunner().invoke(app, ["replay", str(finished.folder), "--episode", "eval/3/1", "--model", "run"])
     assert result.exit_code == 0, result.output
     assert "the same: observations, actions, rewards, " in result.stdout and "sampled tokens" in result.stdout
