@@ -15,12 +15,9 @@ from relax_sdk.runtime import find_runtime
 SHARD_SIZE = 5 * 10**9
 """Bytes of one file of weights, at most."""
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
+UNITS = {"": 1, "B": 1}
+UNITS |= {f"{prefix}B": 1000 ** (i + 1) for i, prefix in enumerate("KMGT")}
+UNITS |= {f"{prefix}IB": 1024 ** (i + 1) for i, prefix in enumerate("KMGT")}
 
 
 @dataclass(frozen=True)

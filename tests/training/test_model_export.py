@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from relax_server.models.weight_files import INDEX, read_weights
+from relax_server.roles.layout import RunLayout
+from relax_server.roles.model_export import find_checkpoint
 from training_data import make_policy, parameters, read
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
@@ -65,11 +67,9 @@ def test_an_earlier_checkpoint_in_shards(run, tmp_path):
     assert [f.name for f in tmp_path.iterdir()] == ["out"]
 
 
-def test_the_last_checkpoint_in_one_file_by_the_same_weights(run, tmp_path):
-    folder, weights = run
-    done = export_model(folder, tmp_path / "out")
-    assert (done.step, done.files) == (2, ("model.safetensors",))
-    assert all(np.array_equal(tensor.numpy(), weights[1][name]) for name, tensor in read_weights(done.folder).items())
+def test_the_last_checkpoint_is_what_nobody_asked_for(run):
+    layout = RunLayout(run[0])
+    assert find_checkpoint(layout, None) == find_checkpoint(layout, 2) == layout.checkpoint(2)
 
 
 def test_a_damaged_checkpoint_is_refused_by_name(run, tmp_path):
