@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from relax_server.api import event_stream, holding
 from relax_server.api.environments.source import EnvSource
+from relax_server.api.environments.store import EnvStore
 from relax_server.api.events import EventLog
 from relax_server.api.holding import Holding
 from relax_server.api.keys import LOCAL, KeyRing
@@ -136,7 +137,7 @@ async def test_what_is_registered_at_one_is_known_and_listed_at_the_other(two: t
     async def listed() -> set[str]:
         return {env["id"] for env in (await other.http.get("/v1/envs")).json()["envs"] if env["kind"] != "installed"}
 
-    await one.core.ask(one.core.envs._write, row, LOCAL)
+    await EnvStore(one.core.journal, one.core.database).write(row, LOCAL)
     assert await listed() == {"theirs-v0"} and await one.core.envs.knows("theirs-v0")
     await one.core.envs.remove("theirs-v0", LOCAL)
     assert await listed() == set()
