@@ -1,5 +1,5 @@
 // The address is the state: #/path/segments?name=value, so that every view can be linked to.
-import { useEffect, useState } from "preact/hooks";
+import { useLayoutEffect, useState } from "preact/hooks";
 
 export interface Route {
   path: string[];
@@ -59,9 +59,12 @@ export function setQuery(changes: Record<string, string | number | null>): void 
 }
 
 export function useRoute(): Route {
-  const [route, setRoute] = useState(() => parse(location.hash));
-  useEffect(() => {
+  const [drawn] = useState(location.hash);
+  const [route, setRoute] = useState(() => parse(drawn));
+  useLayoutEffect(() => {
+    // Before anything is painted: who sees the page can change the address.
     const changed = () => setRoute(parse(location.hash));
+    if (location.hash !== drawn) changed(); // by a part of the page that was drawn before
     window.addEventListener("hashchange", changed);
     return () => window.removeEventListener("hashchange", changed);
   }, []);

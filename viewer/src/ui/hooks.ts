@@ -29,7 +29,7 @@ export function useLoad<T>(load: (signal: AbortSignal) => Promise<T>, keys: unkn
 export function useRun(run: string): RunStore {
   const store = runStore(run);
   const [, redraw] = useReducer((n: number) => n + 1, 0);
-  useEffect(() => store.watch(() => redraw(0)), [store]);
+  useLayoutEffect(() => store.watch(() => redraw(0)), [store]); // what changes after the drawing is not missed
   return store;
 }
 

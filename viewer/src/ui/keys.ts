@@ -1,5 +1,5 @@
 // Keyboard: views register what a key does; keys typed into fields are theirs. "g t" is two keys one after the other.
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 
 export type Keys = Record<string, () => void>;
 
@@ -16,11 +16,11 @@ export function switchKeys(on: boolean): void {
   localStorage.setItem(SWITCH, on ? "on" : "off");
 }
 
-/** Registers keys while the component is shown; later components come first. */
+/** Registers keys while the component is shown, from before it is painted; later components come first. */
 export function useKeys(keys: Keys): void {
   const layer = useRef(keys);
   layer.current = keys;
-  useEffect(() => {
+  useLayoutEffect(() => {
     layers.push(layer);
     return () => void layers.splice(layers.indexOf(layer), 1);
   }, []);
