@@ -11,7 +11,7 @@ from relax_server.engines.openai import ChatClient
 
 from relax_sdk import Endpoint, Message, Text
 from relax_sdk.config import SamplingParams
-from relax_sdk.errors import EngineUnavailable
+from relax_sdk.errors import EngineError, EngineUnavailable
 from relax_sdk.retrying import retrying
 
 ASKED = [Message("user", (Text("say something"),))]
@@ -60,4 +60,17 @@ async def test_a_wait_that_would_end_too_late_is_not_begun() -> None:
     async with limited("50") as (client, statuses):
         with pytest.raises(EngineUnavailable, match="answered 429"):
             await client.ask(ASKED, (), SamplingParams(), timeout=5.0)
+    assert statuses == [429]
+
+
+async def test_a_call_that_waits_opens_nothing_after_the_client_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with limited("1") as (client, statuses):
+
+        async def meanwhile(seconds: float) -> None:
+            await client.close()
+
+        again = lambda *args, **more: retrying(*args, **more).copy(sleep=meanwhile)
+        monkeypatch.setattr("relax_server.engines.openai.retrying", again)
+        with pytest.raises(EngineError, match="after its client was closed"):
+            await client.ask(ASKED, (), SamplingParams(), timeout=30.0)
     assert statuses == [429]

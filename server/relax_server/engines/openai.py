@@ -35,6 +35,7 @@ class ChatClient:
         self.endpoint = endpoint
         self._url = endpoint.url.rstrip("/") + "/chat/completions"
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def ask(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams, timeout: float
@@ -45,7 +46,7 @@ class ChatClient:
         Raises:
             ConfigError: the sampling asks for what the OpenAI API has no word for.
             EngineUnavailable: no answer in time.
-            EngineError: a refusal, or an answer that is not a chat completion.
+            EngineError: a refusal, an answer that is not a chat completion, or the client was closed.
         """
         body = {"model": self.endpoint.model, "messages": [wire(m) for m in messages], **parameters(sampling)}
         if tools:
@@ -58,7 +59,8 @@ class ChatClient:
         return await retrying(EngineUnavailable, FIRST_PAUSE, seconds=timeout)(once)
 
     async def close(self) -> None:
-        """Close connections."""
+        """Close connections; a call that is under way, or comes later, ends with an `EngineError` and opens no new ones."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -66,6 +68,8 @@ class ChatClient:
     async def _post(self, data: bytes, timeout: float) -> bytes:
         key = self.endpoint.api_key
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        if self._closed:
+            raise EngineError(f"{self._url} was asked after its client was closed: what asked is over")
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0))
         clock = aiohttp.ClientTimeout(total=timeout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
@@ -45,6 +45,23 @@ class RolloutContext(EnvContext):
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[Any]], limit: float) -> None:
+    """Cancel tasks and wait until they are over; the error of a task that is cancelled here is of no use to anybody.
+
+    Args:
+        tasks: may be over already.
+        limit: seconds to wait at most; a task that does not heed its cancelling is then left alone.
+    """
+    waiting = [task for task in tasks if not task.done()]
+    for task in waiting:
+        task.cancel()
+    if waiting:
+        over, _ = await asyncio.wait(waiting, timeout=limit)
+        for task in over:
+            if not task.cancelled():
+                task.exception()  # else asyncio prints it
 
 
 def default_agent(env_class: type[Env]) -> Agent:

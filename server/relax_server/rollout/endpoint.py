@@ -16,7 +16,8 @@ from relax_sdk.session import Agent
 from relax_server.engines.openai import ChatClient, parameters
 from relax_server.journal.base import Journal
 from relax_server.rollout.commits import Committer
-from relax_server.rollout.context import RolloutContext, default_agent
+from relax_server.rollout.context import RolloutContext, default_agent, end_tasks
+from relax_server.rollout.episode import GRACE
 from relax_server.rollout.evaluation import Evaluator, OnPlayed
 from relax_server.rollout.failed_attempts import FailedAttempts
 from relax_server.rollout.policy import MessagePolicies
@@ -83,6 +84,7 @@ async def endpoint_evaluator(
     env_class, run = spec.load(), run or endpoint.model
     client, threads = ChatClient(endpoint), CallThreads("environment", THREADS)
     committer = None if journal is None else Committer(journal, run)
+    context: RolloutContext | None = None
     try:
         context = RolloutContext(
             run=run,
@@ -98,6 +100,8 @@ async def endpoint_evaluator(
         failed = None if committer is None else FailedAttempts.of_run(committer, keep)
         yield Evaluator(context, TaskRows(spec, threads), committer, failed=failed)
     finally:
+        if context is not None:
+            await end_tasks(context.tasks, GRACE)
         await client.close()
         if committer is not None:
             await committer.close()

@@ -15,7 +15,8 @@ from relax_sdk.evals.statistics import clustered_mean
 from relax_sdk.evaluation import Evaluation, Played
 from relax_sdk.trajectory import Group, Status, Trajectory
 from relax_server.rollout.commits import Committer
-from relax_server.rollout.context import RolloutContext
+from relax_server.rollout.context import RolloutContext, end_tasks
+from relax_server.rollout.episode import GRACE
 from relax_server.rollout.failed_attempts import FailedAttempts, Failures
 from relax_server.rollout.group import GroupResult, GroupTask, play_group
 from relax_server.rollout.rows import TaskRows
@@ -179,7 +180,7 @@ class Evaluator:
 
 
 async def _bounded(tasks: AsyncIterable[GroupTask], at_once: int, play: Callable[[GroupTask], Awaitable[T]]) -> list[T]:
-    """Play tasks, so many at once; the first error ends all."""
+    """Play tasks, so many at once; the first error ends all, and nothing is under way any more when it is raised."""
     places = asyncio.Semaphore(max(at_once, 1))
     playing: list[asyncio.Task[T]] = []
     errors: list[BaseException] = []
@@ -201,8 +202,7 @@ async def _bounded(tasks: AsyncIterable[GroupTask], at_once: int, play: Callable
             playing.append(asyncio.create_task(one(task)))
         return list(await asyncio.gather(*playing))
     finally:
-        for task in playing:
-            task.cancel()
+        await end_tasks(playing, 2 * GRACE)  # a group itself waits so long for its episodes
 
 
 async def _each(tasks: Sequence[GroupTask]) -> AsyncIterator[GroupTask]:
