@@ -30,7 +30,9 @@ app.add_typer(export_app, name="export")
 @app.command(name="explain-mask", epilog="Example:\n\nrelax explain-mask runs/tone-v0-… train/12/3")
 def explain(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
-    episode: Annotated[str, typer.Argument(help="Id of an episode, or its beginning: train/12/3.")],
+    episode: Annotated[
+        str, typer.Argument(help="Id of an episode, or its beginning: train/12/3; or its number, as the page shows it: 17.")
+    ],
 ) -> None:
     """Show an episode token by token: what was given (mask 0), what the policy wrote (mask 1), and why."""
     from rich.console import Console

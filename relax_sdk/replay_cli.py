@@ -20,7 +20,9 @@ app = typer.Typer()
 )
 def replay(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
-    episode: Annotated[str | None, typer.Option(help="Play one episode again: its id, or its beginning: train/12/3.")] = None,
+    episode: Annotated[
+        str | None, typer.Option(help="Play one episode again: its id (train/12/3), or its number, as the page shows it: 17.")
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="With --episode, sample again, too: 'run' takes the run's own weights; or a Hugging Face folder."),

@@ -173,7 +173,8 @@ class Run:
         """A recorded group: all episodes of one task that were trained on together. In a notebook they stand side by side.
 
         Args:
-            id: of the group, such as `train/12`, or of one of its episodes; the run's name in front may be left out.
+            id: of the group, such as `train/12`, or of one of its episodes; the run's name in front may be left out. The number
+                of an episode, as pages and lists show it (`17`), names its group too.
 
         Raises:
             ConfigError: there is no such group, several begin with `id`, or the run's journal is not on this machine.

@@ -77,6 +77,11 @@ def test_a_group_is_found_by_its_id_or_a_member(run, asked):
     assert all(isinstance(t, RecordedTrajectory) for t in group.trajectories)
 
 
+def test_a_group_is_found_by_the_number_of_a_member(run):
+    member = run.group("train/1").trajectories[2]
+    assert run.group(str(member.seq)).id == run.group(f"#{member.seq}").id == "tone/train/1"
+
+
 def test_what_is_not_there_is_told(run, tmp_path):
     with pytest.raises(ConfigError, match="no group 'train/77'; the nearest of 13: tone/train/7"):
         run.group("train/77")

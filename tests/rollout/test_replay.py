@@ -138,6 +138,13 @@ async def test_an_episode_is_found_by_its_id_or_its_beginning(bench, tmp_path):
     assert read_episode(config, layout, "train/5/1").id == "run/train/5/1"
     trajectory = read_episode(config, layout, "run/train/5/11")
     assert (trajectory.group_index, trajectory.split) == (11, "train")
+    assert (
+        read_episode(config, layout, f"#{trajectory.seq}").id
+        == read_episode(config, layout, str(trajectory.seq)).id
+        == trajectory.id
+    )
+    with pytest.raises(ConfigError, match=r"no episode '#99'; the nearest of 24"):
+        read_episode(config, layout, "#99")
     with pytest.raises(ConfigError, match=r"12 episodes of run begin with 'train/7': run/train/7/0, .*…"):
         read_episode(config, layout, "train/7")
     with pytest.raises(ConfigError, match=r"no episode 'train/5/12'; the nearest of 24: run/train/5/"):

@@ -107,7 +107,7 @@ def read_group(config: RunConfig, layout: RunLayout, id: str) -> Group:
     with open_records(config, layout) as journal:
         rows = journal.find(run, TrajectoryQuery(limit=MOST))
         episodes = {row.id: row.group_id for row in rows}
-        wanted = id if id.startswith(f"{run}/") else f"{run}/{id}"
+        wanted = _by_number(rows, id) or (id if id.startswith(f"{run}/") else f"{run}/{id}")
         found = episodes.get(wanted) or pick((row.group_id for row in rows), run, id, "group")
         (group,) = journal.fetch([found])
     about = {row.id: row for row in rows if row.group_id == found}
@@ -120,7 +120,8 @@ def read_episode(config: RunConfig, layout: RunLayout, episode: str) -> Recorded
     Args:
         config: of the run.
         layout: of its folder.
-        episode: id, without the run's name if that is wanted, or a beginning that fits only one.
+        episode: id, without the run's name if that is wanted, or a beginning that fits only one; or the number that lists and
+            pages show, as `17` or `#17`.
 
     Raises:
         ConfigError: none or several fit; the message names the nearest.
@@ -128,8 +129,14 @@ def read_episode(config: RunConfig, layout: RunLayout, episode: str) -> Recorded
     run = layout.folder.name
     with open_records(config, layout) as journal:
         rows = {row.id: row for row in journal.find(run, TrajectoryQuery(limit=MOST))}
-        id = pick(rows, run, episode, "episode")
+        id = _by_number(rows.values(), episode) or pick(rows, run, episode, "episode")
         return recorded(journal.trajectory(id), rows[id], layout)
+
+
+def _by_number(rows: Iterable[TrajectoryRow], asked: str) -> str | None:
+    """The id of the trajectory whose `seq` is asked for; None: that is no number, or no trajectory has it."""
+    number = asked.removeprefix("#")
+    return next((row.id for row in rows if number.isdecimal() and row.seq == int(number)), None)
 
 
 def pick(ids: Iterable[str], run: str, asked: str, noun: str) -> str:
