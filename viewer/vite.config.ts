@@ -9,7 +9,7 @@ export default defineConfig({
     target: "es2022",
     sourcemap: false,
     assetsInlineLimit: 0,
-    modulePreload: { polyfill: false },
+    modulePreload: false,
     chunkSizeWarningLimit: 400,
   },
   oxc: { jsx: { runtime: "automatic", importSource: "preact" } },

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from judged_run import make_judged
 from many_runs import make_many
 from relax_server.journal import open_journal
 from viewed_runs import make_group, make_run
@@ -16,8 +17,9 @@ from relax_sdk.media import Audio, Image, MediaRef, MediaStore, Video
 
 
 def make_runs(parent: Path) -> Path:
-    """A folder of runs: `omni` with media, `seed-0` and `seed-1`, `empty`, and `many` with ten thousand trajectories."""
+    """A folder of runs: `omni` with media, `judged`, `seed-0` and `seed-1`, `empty`, and `many` with 10,000 trajectories."""
     make_omni(parent)
+    make_judged(parent)
     for seed in (0, 1):
         make_seed(parent, seed)
     empty = parent / "empty"

@@ -71,6 +71,7 @@ PAGES = {
     "runs": ("#/", "Runs"),
     "compare": ("#/compare?runs=seed-0,seed-1,omni", "Compare 3 runs"),
     "overview": ("#/runs/omni", "omni"),
+    "report": ("#/runs/judged", "judged"),
     "trajectories": ("#/runs/many/trajectories?plot=1", "Trajectories"),
     "trajectory": (f"#/runs/omni/trajectories/{OMNI + 1}", "Trajectory"),
     "failed": ("#/runs/omni/trajectories/4", "Trajectory"),
@@ -283,6 +284,30 @@ def test_runs_of_several_seeds_are_one_curve_and_settings_that_differ_are_told(p
     expect(settings.filter(has_text="env")).to_contain_text("omni-v0")
     expect(settings.filter(has_text=re.compile("^seed"))).to_be_visible()
     expect(settings.filter(has_text="lr")).to_have_count(0)
+
+
+def test_the_report_of_an_evaluation_leads_to_its_worst_and_failed_episodes(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/judged")
+    report = page.get_by_role("region", name="Report", exact=True)
+    expect(report).to_contain_text("16 episodes of 7 of 8 tasks (eval). 2 failed and count nowhere below.")
+    expect(report.get_by_role("row", name="pass@2 1.000")).to_be_visible()
+    expect(report.get_by_role("row", name="low 0.50")).to_be_visible()
+    expect(report.get_by_role("row", name="ValueError 2 ValueError: boom")).to_be_visible()
+    expect(report).to_contain_text("Next: open the failed episodes first")
+    report.get_by_role("link", name="worst of form").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Trajectories")
+    assert hashes(page)[1] == "sort=reward%2Fform%3Aasc"
+    page.go_back()
+    report.get_by_role("link", name="failed").click()
+    expect(page.locator(".list-count")).to_have_text("1 of 5 trajectories")
+
+
+def test_what_the_model_uses_of_what_it_is_shown_is_a_table_with_a_verdict_on_each_sense(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/judged")
+    senses = page.get_by_role("region", name="What the model uses")
+    expect(senses.get_by_role("row", name="images used 1.00 0.25 −0.75 0.25 −0.75 0.25 −0.75", exact=True)).to_be_visible()
+    expect(senses.get_by_role("row", name=re.compile("^sounds not used 1.00 1.00 "))).to_be_visible()
+    expect(senses.get_by_role("listitem").filter(has_text="sounds: not used")).to_contain_text("the images suffice")
 
 
 def test_metrics_are_found_by_name(page: Page, site: str) -> None:

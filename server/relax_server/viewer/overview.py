@@ -19,6 +19,7 @@ from relax_server.journal.sql import SqlJournal
 from relax_server.viewer.base import ViewedRun
 from relax_server.viewer.folders import read_json
 from relax_server.viewer.json_lines import end_of
+from relax_server.viewer.measured import Measured
 from relax_server.viewer.metrics import EVENTS
 from relax_server.viewer.summary import status_of
 
@@ -37,6 +38,7 @@ class Overviews:
 
     def __init__(self) -> None:
         self._findings: OrderedDict[Path, tuple[tuple[str, str], list[dict[str, str]]]] = OrderedDict()
+        self._measured = Measured()
         self._lock = threading.Lock()
 
     def of(self, run: ViewedRun, journal: SqlJournal | None, summary: dict[str, Any]) -> dict[str, Any]:
@@ -56,6 +58,8 @@ class Overviews:
             "status": status_of(run),
             "counts": dataclasses.asdict(journal.counts(run.run)) if journal is not None else None,
             "findings": self._of_doctor(folder) if folder is not None else [],
+            "report": self._measured.report(folder) if folder is not None else None,
+            "senses": self._measured.senses(folder) if folder is not None else None,
             "env": _environment(run, journal),
             "splits": journal.splits(run.run) if journal is not None else {},
             "checkpoints": _checkpoints(folder) if folder is not None else [],

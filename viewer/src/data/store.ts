@@ -2,7 +2,7 @@
 import { isBundle, read, runPath } from "./client";
 import { follow, type LiveState } from "./live";
 import { GrowingTable } from "./table";
-import type { Columnar, LiveChange, RunDetail, RunEvent } from "./types";
+import type { Columnar, LiveChange, RunDetail, RunEvent, RunSummary } from "./types";
 
 const PAGE = 10_000;
 const RECHECKED = 2_000; // newest rows whose training may still be announced
@@ -28,6 +28,8 @@ export class RunStore {
   private stop: (() => void) | null = null;
   private announced: LiveChange | null = null;
   private refreshing = false;
+  /** The run's state when `detail` was read. */
+  private readIn: RunSummary["state"] | null = null;
   private wanted = { metrics: 0, events: 0, trajectories: 0 };
 
   constructor(readonly run: string) {}
@@ -56,6 +58,7 @@ export class RunStore {
 
   async loadDetail(): Promise<void> {
     this.detail = await read<RunDetail>(`${runPath(this.run)}/run.json`);
+    this.readIn = this.detail.summary.state;
     this.tell();
   }
 
@@ -121,7 +124,8 @@ export class RunStore {
         if (change.events !== undefined && change.events !== this.eventsAt && this.wanted.events) await this.loadEvents();
         if ((change.seq ?? 0) > this.seqAt && this.wanted.trajectories) await this.loadTrajectories();
         if (stepped && this.wanted.trajectories) await this.recheck();
-        if (stepped && this.detail) await this.loadDetail();
+        const turned = change.state !== undefined && change.state !== this.readIn; // reports are written at the end
+        if (this.detail && (stepped || turned)) await this.loadDetail();
       }
     } catch {
       // The server is gone for a moment; the next announcement asks again.

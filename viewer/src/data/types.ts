@@ -36,6 +36,53 @@ export interface Finding {
   advice: string | null;
 }
 
+/** A mean with the half width of its 95% interval, over n values. */
+export interface Estimate {
+  mean: Num;
+  ci95: Num;
+  n: number;
+}
+
+/** What an evaluation found. */
+export interface EvalReport {
+  env: string;
+  model: string;
+  split: string;
+  /** Tasks that were asked for, and those with an episode that counts. */
+  of: number;
+  tasks: number;
+  episodes: number;
+  complete: boolean;
+  success: number;
+  /** The column of the task rows by which `by_tag` is. */
+  by: string | null;
+  reward: Estimate;
+  pass_at: Record<string, Estimate>;
+  components: Record<string, Estimate>;
+  by_tag: { tag: string; reward: Estimate; once: Estimate | null; tasks: number; failed: number }[];
+  failures: { cause: string; episodes: number; example: string | null }[];
+}
+
+/** What the blindness check found: mean rewards with media changed, and a verdict on each sense. */
+export interface SensesReport {
+  ok: boolean;
+  env: string;
+  model: string;
+  split: string;
+  tasks: number;
+  failed: number;
+  verdicts: Record<string, Finding>;
+  passes: SensePass[];
+}
+
+export interface SensePass {
+  condition: string;
+  kind: string;
+  reward: Num;
+  tasks: number;
+  change: { mean: Num; low: Num; high: Num } | null;
+}
+
 export interface RunDetail {
   summary: RunSummary;
   config: Record<string, unknown> | null;
@@ -43,6 +90,8 @@ export interface RunDetail {
   status: Record<string, unknown> | null;
   counts: Record<string, number> | null;
   findings: Finding[] | null;
+  report?: EvalReport | null;
+  senses?: SensesReport | null;
   env: { description: string | null; rewards: string[]; tools: string[]; modalities: string[] } | null;
   splits: Record<string, number> | null;
   checkpoints: number[] | null;

@@ -1,11 +1,11 @@
 // A run at a glance: findings first, then curves, stage times, staleness, queue, roles, events and the timeline.
 import { useEffect, useState } from "preact/hooks";
 import type { RunStore } from "../data/store";
-import type { Finding, RunDetail, RunEvent } from "../data/types";
+import type { Finding, RunDetail, RunEvent, SensesReport } from "../data/types";
 import { link } from "../route";
 import { rewardName } from "../data/story";
 import { ago, count, DASH, fixed, groupState, moment, plural } from "../ui/format";
-import { useRun, useTitle } from "../ui/hooks";
+import { useLoad, useRun, useTitle } from "../ui/hooks";
 import { Facts, Failure, Loading, Notice, Panel, State } from "../ui/parts";
 import { TimelineView } from "../charts/timeline";
 import { Curves } from "./overview_curves";
@@ -21,6 +21,8 @@ export function OverviewPage({ run, query }: { run: string; query: URLSearchPara
     store.loadEvents().catch(() => {});
   }, [store]);
   const { detail } = store;
+  const wanted = Boolean(detail?.report || detail?.senses); // most runs have neither, and do not wait for the code
+  const { value: measured } = useLoad(async () => (wanted ? await import("./overview_report") : null), [wanted]);
   if (error && !detail) return <Failure error={error} what={`The run ${run}`} />;
   if (!detail) return <Loading what={run} />;
   return (
@@ -28,7 +30,7 @@ export function OverviewPage({ run, query }: { run: string; query: URLSearchPara
       <div class="page-head">
         <h1>{run}</h1>
         <p class="subtitle">
-          <State state={detail.summary.state} /> {detail.summary.env ?? "unknown environment"} · {detail.summary.model ?? "unknown model"}
+          <State state={detail.summary.state} /> {detail.summary.env ?? "unknown environment"} · {played(detail) ?? detail.summary.model ?? "unknown model"}
           {detail.summary.updated !== null && (
             <span class="muted" title={moment(detail.summary.updated)}>
               {" "}
@@ -38,11 +40,14 @@ export function OverviewPage({ run, query }: { run: string; query: URLSearchPara
         </p>
       </div>
       <Figures detail={detail} store={store} />
-      <Findings findings={withNoticed(detail.findings, store.events)} run={run} />
+      {measured && detail.report && <measured.Report report={detail.report} run={run} />}
+      {detail.summary.evaluation && !detail.report && !detail.senses && <Notice>{detail.summary.state === "running" ? "The report comes when the evaluation ends." : "This evaluation has no report: the same command goes on where it ended."}</Notice>}
+      <Findings findings={withoutVerdicts(withNoticed(detail.findings, store.events), detail.senses)} run={run} quiet={detail.summary.evaluation} />
       {!detail.summary.evaluation && <Curves store={store} query={query} />}
+      {measured && detail.senses && <measured.Senses senses={detail.senses} run={run} />}
       <div class="columns">
-        <Panel title="Roles">
-          <Roles run={run} status={detail.status} />
+        <Panel title={detail.summary.evaluation ? "Logs" : "Roles"}>
+          <Roles run={run} status={detail.status} expected={!detail.summary.evaluation} />
         </Panel>
         <Panel title="Events">
           <Events events={store.events} />
@@ -56,6 +61,11 @@ export function OverviewPage({ run, query }: { run: string; query: URLSearchPara
       <About detail={detail} />
     </>
   );
+}
+
+/** The model that an evaluation or a check played, which is another one than that of its settings where a run was played. */
+function played(detail: RunDetail): string | undefined {
+  return detail.summary.evaluation ? (detail.report?.model ?? detail.senses?.model) : undefined;
 }
 
 function Figures({ detail, store }: { detail: RunDetail; store: RunStore }) {
@@ -81,24 +91,24 @@ function Figures({ detail, store }: { detail: RunDetail; store: RunStore }) {
         <span class="name">Reward, last 10 steps</span>
         <span class="value">{fixed(summary.reward_last10 ?? summary.reward)}</span>
       </li>}
-      <li>
+      {!(summary.evaluation && detail.senses && !detail.report) && <li>
         <span class="name">{summary.evaluation ? "Mean reward of the evaluation" : "Held out"}</span>
         <span class="value">
           {fixed(summary.held_out)}
           {summary.held_out !== null && summary.held_out_ci95 !== null && <small title="95% confidence interval"> ± {fixed(summary.held_out_ci95)}</small>}
         </span>
         {summary.held_out === null && <small class="muted">not measured yet</small>}
-      </li>
+      </li>}
       <li>
         <span class="name">Trajectories</span>
         <a class="value" href={link(["runs", summary.name, "trajectories"])}>
           {count(summary.trajectories)}
         </a>
-        <span class="figure-links">
+        {!detail.report && <span class="figure-links">
           <a href={link(["runs", summary.name, "trajectories"], { sort: "reward:asc" })}>worst</a>
           <a href={link(["runs", summary.name, "trajectories"], { sort: "reward:desc" })}>best</a>
           <a href={link(["runs", summary.name, "trajectories"], { status: "not_ok" })}>failed</a>
-        </span>
+        </span>}
       </li>
     </ul>
   );
@@ -114,9 +124,20 @@ function withNoticed(findings: Finding[] | null, events: RunEvent[]): Finding[] 
   return findings && [...found, ...late.map(({ level, what, advice, step }) => ({ level, what: step === null ? what : `${what} (noticed at step ${step})`, advice }))];
 }
 
-function Findings({ findings, run }: { findings: Finding[] | null; run: string }) {
-  if (!findings) return null;
-  if (findings.length === 0) return <p class="all-well">No finding: nothing that `relax doctor` looks for has been seen.</p>;
+/** Findings without what the table of the senses says too, but for problems. */
+function withoutVerdicts(findings: Finding[] | null, senses: SensesReport | null | undefined): Finding[] | null {
+  const told = new Set(Object.entries(senses?.verdicts ?? {}).map(([kind, verdict]) => `${kind}: ${verdict.what}`));
+  return findings && findings.filter((finding) => finding.level === "problem" || !told.has(finding.what));
+}
+
+function Findings({ findings, run, quiet }: { findings: Finding[] | null; run: string; quiet?: boolean }) {
+  if (!findings || (quiet && findings.length === 0)) return null; // nothing was trained that could go wrong
+  if (findings.length === 0)
+    return (
+      <p class="all-well">
+        No finding: nothing that <code>relax doctor</code> looks for has been seen.
+      </p>
+    );
   const problems = findings.filter((finding) => finding.level === "problem").length;
   const rank = (finding: Finding) => ["problem", "warning", "note", "ok"].indexOf(finding.level);
   const ordered = [...findings].sort((a, b) => rank(a) - rank(b));
@@ -146,15 +167,15 @@ function About({ detail }: { detail: RunDetail }) {
   const { summary, env, splits, counts, checkpoints } = detail;
   const rows: [string, string][] = [
     ["started", moment(summary.started)],
-    ["mode", summary.mode ?? DASH],
+    ...(summary.evaluation ? [] : [["mode", summary.mode ?? DASH] as [string, string]]),
     ["seed", count(summary.seed)],
     ["folder", summary.folder ?? DASH],
     ["senses", env?.modalities.join(", ") || DASH],
     ["rewards", env?.rewards.map(rewardName).join(", ") || DASH],
     ["tools", env?.tools.join(", ") || "none"],
     ["splits", Object.entries(splits ?? {}).map(([name, n]) => `${name} ${count(n)}`).join(", ") || DASH],
-    ["groups", Object.entries(counts ?? {}).filter(([, n]) => n).map(([name, n]) => `${count(n)} ${groupState(name)}`).join(", ") || DASH],
-    ["checkpoints", checkpoints?.map((step) => `step ${step}`).join(", ") || "none"],
+    ...(summary.evaluation ? [] : ([["groups", Object.entries(counts ?? {}).filter(([, n]) => n).map(([name, n]) => `${count(n)} ${groupState(name)}`).join(", ") || DASH],
+    ["checkpoints", checkpoints?.map((step) => `step ${step}`).join(", ") || "none"]] as [string, string][])),
   ]; // prettier-ignore
   return (
     <Panel title="About the run" class="about">

@@ -25,7 +25,7 @@ interface Log {
 
 const SHOWN = 40; // events shown until asked for more
 
-export function Roles({ run, status }: { run: string; status: Record<string, unknown> | null }) {
+export function Roles({ run, status, expected }: { run: string; status: Record<string, unknown> | null; expected: boolean }) {
   const roles = Array.isArray(status?.roles) ? (status.roles as Role[]) : [];
   const { value } = useLoad((signal) => read<{ logs: Log[] }>(`${runPath(run)}/logs.json`, {}, signal), [run, roles.length]);
   const [chosen, setChosen] = useState<string | null>(null);
@@ -33,7 +33,7 @@ export function Roles({ run, status }: { run: string; status: Record<string, unk
   const others = logs.filter((log) => !roles.some((role) => role.log === log.name));
   return (
     <>
-      {roles.length === 0 && <Notice>The run has not written down how its processes are. {logs.length > 0 && "Their logs are here:"}</Notice>}
+      {roles.length === 0 && expected && <Notice>The run has not written down how its processes are. {logs.length > 0 && "Their logs are here:"}</Notice>}
       {roles.length > 0 && (
         <div class="scroll" role="region" aria-label="Table of roles" tabIndex={0}>
           <table>
