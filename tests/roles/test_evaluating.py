@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from pathlib import Path
@@ -29,7 +30,9 @@ def run_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_run_s_weights_are_played_and_its_folder_stays_as_it_is(run_folder: Path, tmp_path: Path):
+def test_a_run_s_weights_are_played_and_its_folder_stays_as_it_is(
+    run_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     before = sorted(path.name for path in run_folder.iterdir())
     found = relax.evaluate(run_folder, limit=3, samples=2, out=tmp_path / "out", progress=False)
     assert (found.model, found.of, len(found.episodes), found.complete) == ("tone", 3, 6, True)
@@ -41,6 +44,8 @@ def test_a_run_s_weights_are_played_and_its_folder_stays_as_it_is(run_folder: Pa
     assert relax.MediaStore(layout.media).get(recorded.turns[0].media[0])
     again = relax.evaluate(run_folder, limit=3, samples=2, out=tmp_path / "out", progress=False)
     assert again.episodes == found.episodes
+    gc.collect()
+    assert not [line for line in caplog.messages if "Unclosed" in line]
 
 
 def test_what_cannot_be_played_is_said_before_an_engine_starts(run_folder: Path, tmp_path: Path):

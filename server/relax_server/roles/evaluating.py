@@ -136,7 +136,9 @@ async def _with_engine(job: Job, plan: EvalPlan, journal: Journal, tell: Tell) -
         slot = await start_engine(job, LocalPlacement(), plan.weights or base, plan.version, train=False, stage=tell)
         stack.push_async_callback(slot.stop)
         tell("starting the environment")
-        pool = EnginePool([CoalescingEngine(connect(slot.reach, store.root, base))])
+        engine = CoalescingEngine(connect(slot.reach, store.root, base))
+        stack.push_async_callback(engine.close)  # a pool leaves its engines as they are
+        pool = EnginePool([engine])
         stack.push_async_callback(pool.close)
         worker = RolloutWorker(job.spec, config, processor, pool, store, journal, job.folder.name, agent)
         stack.push_async_callback(worker.close)
