@@ -21,6 +21,8 @@ def letter(rng: np.random.Generator, choices: int) -> AssistantMessage:
 class ChoiceEnv(Env):
     """Shows `task[<modality>]` with a question; the reward is 1.0 for exactly the letter `task["answer"]`, else 0.0.
 
+    The right letter is in the `info` of `step`, for those who look at episodes.
+
     Subclasses set `modality`, `question`, `choices` and `tasks`. A reset without a task plays a random training row.
     """
 
@@ -43,7 +45,8 @@ class ChoiceEnv(Env):
         return [task[self.modality], self.question], {}
 
     def step(self, action: AssistantMessage) -> StepResult:
-        return None, float(action.text.strip() == self._answer and not action.control_tokens), True, False, {}
+        right = action.text.strip() == self._answer and not action.control_tokens
+        return None, float(right), True, False, {"answer": self._answer}
 
     def format_example(self, rng: np.random.Generator) -> AssistantMessage:
         return letter(rng, self.choices)

@@ -60,7 +60,8 @@ class OmniQuizEnv(Env):
         reward = right / len(TURNS)
         self._turn += 1
         over = self._turn == len(TURNS)
-        return (None if over else self._question()), reward, over, False, {}
+        info = {"answer": self._task["answer"]} if over else {}
+        return (None if over else self._question()), reward, over, False, info
 
     def format_example(self, rng: np.random.Generator) -> AssistantMessage:
         return letter(rng, TURNS[self._turn].choices)

@@ -33,7 +33,7 @@ def test_one_look_one_letter(name: str, first_rows: Any) -> None:
             shown, info = env.reset(seed=0, options={"task": row})  # type: ignore[misc]
             (message,) = as_messages(shown)
             assert message.media == (row[column],) and message.text == question and info == {}
-            assert env.step(say(letter)) == (None, float(letter == row["answer"]), True, False, {})
+            assert env.step(say(letter)) == (None, float(letter == row["answer"]), True, False, {"answer": row["answer"]})
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,8 @@ def test_three_questions_whatever_the_answers(right: tuple[bool, ...], first_row
         assert message.media == (row[column],) and message.text == question
         answer = row["answer"][turn]
         shown, reward, terminated, truncated, info = env.step(say(answer if right[turn] else "Z"))  # type: ignore[misc]
-        assert reward == (1 / 3 if right[turn] else 0.0) and info == {} and not truncated
+        assert reward == (1 / 3 if right[turn] else 0.0) and not truncated
+        assert info == ({"answer": row["answer"]} if terminated else {})
         assert terminated == (turn == 2)
         total += reward
     assert shown is None and total == pytest.approx(sum(right) / 3)

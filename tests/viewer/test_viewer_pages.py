@@ -135,7 +135,7 @@ async def test_a_trajectory_is_shown_token_by_token(tmp_path: Path) -> None:
             (3, 2, 0.75),
             (4, 3, None),
         ]
-        assert shown["info"] == {"shown": None}
+        assert shown["info"] == {"shown": None, "answer": "right"}
         assert shown["replay"] == f"relax replay {folder} --episode train/0/1"
 
 

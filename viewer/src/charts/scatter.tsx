@@ -73,7 +73,7 @@ function Axis(properties: { name: string; value: string; options: string[] }) {
       <select value={properties.value} onChange={(event) => setQuery({ [properties.name]: event.currentTarget.value })}>
         {properties.options.map((option) => (
           <option key={option} value={option}>
-            {option.replace("_", " ")}
+            {option === "seq" ? "order (#)" : option.replace("_", " ")}
           </option>
         ))}
       </select>

@@ -36,16 +36,20 @@ export function mediaOf(message: Message): { kind: "image" | "audio" | "video"; 
 function given(t: TrajectoryDetail): Sentence {
   const kinds = { audio: 0, image: 0, video: 0 };
   let asked = "";
+  const later: string[] = [];
   for (const message of t.messages) {
     if (message.role === "assistant") continue;
     for (const { kind } of mediaOf(message)) kinds[kind]++;
-    if (message.role === "user" && !asked) asked = textOf(message).trim();
+    const words = message.role === "user" ? textOf(message).trim() : "";
+    if (asked && words) later.push(words);
+    asked ||= words;
   }
   const sensed = (Object.keys(kinds) as (keyof typeof kinds)[])
     .filter((kind) => kinds[kind])
     .map((kind) => `${isExample(t) ? "shown" : SENSES[kind][0]} ${plural(kinds[kind], SENSES[kind][1])}`);
   if (t.messages.length === 0) return { label: "Given", text: "Nothing: the episode ended before the environment had said anything." };
-  const was = asked ? `was asked “${cut(asked)}”` : "was asked nothing in words";
+  const then = areShort(later) ? later.map((words) => `, then “${cut(words)}”`).join("") : "";
+  const was = asked ? `was asked “${cut(asked)}”${then}` : "was asked nothing in words";
   if (isExample(t)) return { label: "Given", text: `An example for the warm-up, made by the environment: ${[...sensed, asked ? `asked “${cut(asked)}”` : ""].filter(Boolean).join(", ")}.` };
   return { label: "Given", text: `The model ${[...sensed, was].join(" and ")}.` };
 }
@@ -58,11 +62,13 @@ function answered(t: TrajectoryDetail): Sentence {
   const it = isExample(t) ? "The environment's example" : "It";
   const words = textOf(last).trim();
   const said = words ? `“${cut(words)}”` : last.tool_calls?.length ? `with a call of ${last.tool_calls[0]!.function?.name ?? "a tool"}` : "nothing";
-  const many = answers.length > 1 ? `${answers.length} times, at last ` : "";
+  const each = answers.map((message) => textOf(message).trim());
+  const told = answers.length > 1 && !calls && each.every(Boolean) && areShort(each); // all of them can be told
+  const many = answers.length > 1 ? `${answers.length} times${told ? ":" : ", at last"} ` : "";
   const tokens = t.turns.reduce((sum, turn) => sum + (turn.response_tokens ?? 0), 0);
   const tools = calls ? `, ${plural(calls, "tool call")}` : "";
   const end = wasCut(t.turns.at(-1)) ? " The last answer was cut at its token limit." : "";
-  return { label: "Answered", text: `${it} answered ${many}${said} (${plural(tokens, "token")}${tools}).${end}` };
+  return { label: "Answered", text: `${it} answered ${many}${told ? each.map((answer) => `“${cut(answer)}”`).join(", then ") : said} (${plural(tokens, "token")}${tools}).${end}` };
 }
 
 /** Whether an answer ended at its limit of tokens; one that was to be a single token is whole. */
@@ -75,10 +81,16 @@ function rewarded(t: TrajectoryDetail): Sentence {
   if (isFailure(t)) return { label: "Reward", text: `No reward counts: the episode ${ended(t)}. ${t.error ?? ""}`.trim() };
   const parts = Object.entries(t.rewards ?? {});
   const list = parts.map(([name, value]) => `${rewardName(name)} ${fixed(value)}${weighted(t, name)}`).join(", ");
-  const text = parts.length === 0 ? `It got ${fixed(t.reward)}.` : parts.length === 1 && parts[0]![1] === t.reward ? `It got ${fixed(t.reward)}, all from ${rewardName(parts[0]![0])}.` : `It got ${fixed(t.reward)}, from ${list}.`;
+  const text = parts.length === 0 ? `It got ${fixed(t.reward)}.` : parts.length === 1 && parts[0]![1] === t.reward ? `It got ${fixed(t.reward)}${t.reward ? ", all" : ""} from ${rewardName(parts[0]![0])}.` : `It got ${fixed(t.reward)}, from ${list}.`;
   const turns = t.turns.map((turn) => turn.reward ?? 0);
   const each = turns.length > 1 && turns.some((reward) => reward !== 0) ? ` Turn by turn: ${turns.map((reward) => fixed(reward)).join(", ")}.` : "";
-  return { label: "Reward", text: text + each };
+  return { label: "Reward", text: text + each + rightAnswer(t) };
+}
+
+/** The environment's own answer, where its `info` has one. */
+function rightAnswer(t: TrajectoryDetail): string {
+  const answer = t.info?.answer;
+  return typeof answer === "string" || typeof answer === "number" ? ` The right answer is “${cut(String(answer))}”.` : "";
 }
 
 /** A component's weight in the sum, where it is not 1. */
@@ -145,11 +157,17 @@ function compared(t: TrajectoryDetail): Sentence[] {
   const best = others.reduce((a, b) => (b.reward! > a.reward! ? b : a));
   const worst = others.reduce((a, b) => (b.reward! < a.reward! ? b : a));
   if (best.reward === t.reward && worst.reward === t.reward) {
+    if (t.split !== "train") return [];
     return [{ label: "Next", text: "All of its group got the same reward, so nothing could be learnt from it. If most groups are so, tasks are too easy or too hard.", to: { seq: t.seq, view: "groups", name: "See the group" } }];
   }
   const other = best.reward! > t.reward ? best : worst;
   const text = other === best ? `The best of its group got ${fixed(best.reward)}: compare what it did.` : `It is the best of its group; the worst got ${fixed(worst.reward)}.`;
   return [{ label: "Next", text, to: { seq: other.seq, view: "trajectories", name: `Open #${other.seq}` } }];
+}
+
+/** Whether a few texts can stand in one sentence. */
+function areShort(texts: string[]): boolean {
+  return texts.join("").length <= 120 && texts.length <= 6;
 }
 
 function cut(text: string, length = 160): string {

@@ -28,7 +28,7 @@ export function GroupPage({ run, seq }: { run: string; seq: string }) {
         </p>
       </div>
       {value.failure && <Notice kind="problem">It was set aside: {value.failure}</Notice>}
-      {spread === 0 && rewards.length > 1 && <Notice>All members got the same reward, so the group taught nothing: there is no better or worse answer in it.</Notice>}
+      {value.split === "train" && spread === 0 && rewards.length > 1 && <Notice>All members got the same reward, so the group taught nothing: there is no better or worse answer in it.</Notice>}
       {first && (
         <Panel title="What all were given">
           <Chat trajectory={{ ...first, messages: opening(first), turns: [] }} />

@@ -71,7 +71,7 @@ export function Roles({ run, status, expected }: { run: string; status: Record<s
       )}
       {others.length > 0 && (
         <p class="logs">
-          Logs:{" "}
+          {expected && "Logs: "}
           {others.map((log) => (
             <LogButton key={log.name} name={log.name} chosen={chosen} onChoose={setChosen} />
           ))}

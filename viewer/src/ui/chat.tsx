@@ -33,7 +33,7 @@ function Said(properties: { message: Message; turn?: TurnInfo; trajectory: Traje
           {name}
           {message.name && <code> {message.name}</code>}
         </h3>
-        {turn && <TurnFacts turn={turn} />}
+        {turn && <TurnFacts turn={turn} scored={!isExample(trajectory)} />}
       </header>
       {message.reasoning_content && (
         <details>
@@ -47,13 +47,13 @@ function Said(properties: { message: Message; turn?: TurnInfo; trajectory: Traje
   );
 }
 
-function TurnFacts({ turn }: { turn: TurnInfo }) {
+function TurnFacts({ turn, scored }: { turn: TurnInfo; scored: boolean }) {
   const facts = [
     `turn ${turn.index}`,
     turn.response_tokens === null ? "" : plural(turn.response_tokens, "token"),
     seconds(turn.seconds),
     wasCut(turn) ? "cut at its limit" : turn.finish_reason === "abort" ? "aborted" : "",
-    turn.reward ? `reward ${signed(turn.reward)}` : "",
+    scored && turn.reward ? `reward ${signed(turn.reward)}` : "",
     turn.unreadable_calls ? `${plural(turn.unreadable_calls, "unreadable call")}` : "",
   ];
   return <span class="muted turn-facts">{facts.filter(Boolean).join(" · ")}</span>;
