@@ -68,7 +68,8 @@ def train(
     folder: Annotated[Path | None, typer.Option(help="Folder in which the run is kept.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     check_senses: Annotated[
-        bool, typer.Option("--check-senses", help="At the end, say whether the policy uses what it is shown.")
+        bool,
+        typer.Option("--check-senses", help="At the end, say whether the policy uses what it is shown: eval.check_senses."),
     ] = False,
     set_: Annotated[list[str] | None, typer.Option("--set", help=SETTING_HELP)] = None,
     runtime: Annotated[str, typer.Option(help="local: this machine; ray: a Ray cluster.")] = "local",
@@ -85,6 +86,8 @@ def train(
     from relax_sdk.trainer import Trainer
 
     settings: dict[str, Any] = parse_settings(set_ or [])
+    if check_senses:
+        settings.setdefault("eval", {})["check_senses"] = True
     if tracker:
         tracking = settings.setdefault("tracking", {})
         tracking["trackers"] = list(dict.fromkeys([*tracking.get("trackers", ("tensorboard",)), *tracker]))
@@ -121,11 +124,6 @@ def train(
     last = next((row for row in reversed(run.metrics) if "eval_reward" in row), None)
     if last is not None:
         typer.echo(f"held-out reward {last['eval_reward']:.3f} ± {last['eval_ci95']:.3f} on {last['eval_n']} tasks")
-    if check_senses:
-        from relax_sdk.evals import check
-        from relax_sdk.evals.plan import beside
-
-        typer.echo(check.check_senses(run.folder, env=env, out=beside(run.folder / "senses")).to_markdown())
     typer.echo(f"run folder: {run.folder}")
 
 

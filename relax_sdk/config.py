@@ -144,6 +144,8 @@ class EvalConfig:
     """Steps; 0 evaluates only at the end."""
     limit: int = 256
     """Tasks played at most."""
+    check_senses: bool = False
+    """At the end of the run, say whether the policy uses what it is shown; see `relax_sdk.check_senses`."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -122,14 +122,15 @@ def examine_run(folder: Path) -> list[Finding]:
     return [finding for check in checks for finding in check()]
 
 
-def senses_findings(folder: Path) -> list[Finding]:
+def senses_findings(folder: Path, since: float = 0.0) -> list[Finding]:
     """The verdicts of the newest blindness check in a run's folder; none where there was no check.
 
     Args:
         folder: of the run.
+        since: checks that were kept before this moment, in Unix seconds, do not count.
     """
     newest = max(folder.glob(f"*/{SENSES}"), key=lambda path: path.stat().st_mtime, default=None)
-    if newest is None:
+    if newest is None or newest.stat().st_mtime < since:
         return []
     try:
         verdicts = json.loads(newest.read_text())["verdicts"]

@@ -17,6 +17,8 @@ class Finding:
     @property
     def sentence(self) -> str:
         """The finding in one line: what was seen, and what to do about it as a sentence of its own."""
+        if not self.advice:
+            return f"{self.what}."
         first, _, rest = self.advice.partition(" ")
         return f"{self.what}. {first.capitalize() if first.isalpha() else first} {rest}"  # a setting's name stays as it is
 

@@ -161,6 +161,8 @@ class Progress:
         self.latest: dict[str, Any] = {}
         self.held_out: float | None = None
         self.rewards: deque[float] = deque(maxlen=10)
+        self.last_words: list[str] = []
+        """Lines that are shown after the end of a run that is done."""
         self.started = time.monotonic()
         self._says_end = show
         self._display = make_display(self.line, show)
@@ -222,6 +224,8 @@ class Progress:
                 end = "done" if kind is None else f"ended early ({kind.__name__})"
                 line = "" if self._display.stays else f"{self.line()}\n"
                 self._display.print(f"{line}{end}: {_from_here(self.folder)}")
+                for words in self.last_words if kind is None else ():
+                    self._display.print(words)
 
 
 def _from_here(folder: Path) -> Path:

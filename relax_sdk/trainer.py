@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -194,6 +195,7 @@ class Trainer:
             with Progress(config, folder, progress) as observer:
                 if not lock.enforced:
                     observer.warn(f"the file system of {folder} has no locks; the claim in the journal alone keeps others away")
+                began = time.time()
                 try:
                     runtime.fit(job, observer)
                 except KeyboardInterrupt:
@@ -202,6 +204,10 @@ class Trainer:
                     run.try_plot(observer.warn)
                     raise
                 run.try_plot(observer.warn)
+                if config.eval.check_senses:
+                    from relax_sdk.doctor import senses_findings
+
+                    observer.last_words = [f"senses, {finding.sentence}" for finding in senses_findings(folder, began)]
         return run
 
     @classmethod

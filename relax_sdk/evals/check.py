@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from relax_sdk.config import RunConfig
 from relax_sdk.endpoint import Endpoint
 from relax_sdk.env import Env
 from relax_sdk.evals.plan import EvalPlan, beside, default_folder, keep_plan
-from relax_sdk.evals.play import find_subject
+from relax_sdk.evals.play import Subject, find_subject
 from relax_sdk.evals.report import write_whole
 from relax_sdk.evals.senses import SensesReport, SensesResults, judge
 from relax_sdk.origin import keep_origin
@@ -73,12 +75,38 @@ def check_senses(
     if isinstance(model, (str, os.PathLike)) and (Path(model) / CONFIG).is_file() and (Path(model) / WEIGHTS).is_dir():
         what, model, env = Path(model), None, None if isinstance(what, os.PathLike) else what
     subject = find_subject(what, model if model is None or isinstance(model, Endpoint) else str(model), env, settings)
+    require_split(subject.spec, split)
+    subject = replace(subject, plan=replace(subject.plan, split=split, limit=limit or default_limit(subject.config)))
+    player = cast(SensesPlayer, find_runtime("local"))
+    named = subject.plan.label or subject.config.model
+    with Waiting(f"senses of {named} in {subject.spec.id}", progress) as waiting:
+        return check_subject(subject, None if out is None else Path(out), player.play_senses, waiting.tell)
+
+
+def default_limit(config: RunConfig) -> int:
+    """Tasks of a check if nothing else is said."""
+    return min(config.eval.limit, LIMIT)
+
+
+def check_subject(
+    subject: Subject, out: Path | None, play: Callable[[Job, EvalPlan, str, Tell], SensesResults], tell: Tell
+) -> SensesReport:
+    """Play the check in a folder, and keep the report there.
+
+    Args:
+        subject: what is checked; its plan says with which tasks.
+        out: the folder; None: one in `evals/`.
+        play: as `SensesPlayer.play_senses`.
+        tell: told how far it is.
+
+    Raises:
+        ConfigError: the folder cannot be written, or holds something else.
+        RunError: no episode of a pass was usable.
+    """
     spec, config = subject.spec, replace(subject.config, ray=replace(subject.config.ray, journal=None))
-    require_split(spec, split)
-    plan = replace(subject.plan, split=split, limit=limit or min(config.eval.limit, LIMIT))
-    config = plan.sampled(config, temperature_given=False)
-    identity = plan.identity(spec, config) | {"check": "senses", "limit": plan.limit}
-    folder = Path(out).resolve() if out is not None else beside(default_folder(identity).resolve())
+    config = subject.plan.sampled(config, temperature_given=False)
+    identity = subject.plan.identity(spec, config) | {"check": "senses", "limit": subject.plan.limit}
+    folder = out.resolve() if out is not None else beside(default_folder(identity).resolve())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with RunLock(folder, Holder.here()) as lock:
@@ -86,9 +114,7 @@ def check_senses(
             write_whole(folder / CONFIG, json.dumps(config.to_dict(), indent=1))
             keep_origin(spec, subject.agent, folder)
             job = Job(spec, config, folder, subject.agent, holder=lock.holder)
-            player = cast(SensesPlayer, find_runtime("local"))
-            with Waiting(f"senses of {identity['model']} in {spec.id}", progress) as waiting:
-                report = judge(player.play_senses(job, plan, identity["model"], waiting.tell))
+            report = judge(play(job, subject.plan, identity["model"], tell))
             save(report, folder)
     except OSError as error:
         raise cannot_write(folder, error) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from relax_sdk.evals.report import finite_data, table
@@ -93,6 +93,11 @@ class SensesReport:
     def ok(self) -> bool:
         """Whether there is no problem."""
         return not any(verdict.level == "problem" for verdict in self.verdicts.values())
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The verdicts, each with its kind of media in front."""
+        return [replace(verdict, what=f"{kind}: {verdict.what}") for kind, verdict in self.verdicts.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; what is not finite becomes None."""

@@ -7,10 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from relax_sdk.cli import app
-from relax_sdk.config import RunConfig
 from relax_sdk.errors import ConfigError
-from relax_sdk.evals.senses import SensesReport, SensesResults, judge
 from relax_sdk.run import Run
+from relax_sdk.trainer import Trainer
 
 
 def test_options_of_train_reach_the_trainer(monkeypatch: pytest.MonkeyPatch):
@@ -48,26 +47,17 @@ def test_a_bus_that_there_is_not_is_named():
 
 
 def test_a_run_s_senses_are_checked_at_its_end_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    class Trained:
-        def __init__(self, *_: Any, **settings: Any) -> None:
-            pass
+    fitted: list[bool] = []
 
-        def fit(self, steps: int | None, resume: bool) -> Run:
-            return Run(tmp_path, RunConfig("tone-v0"))
+    def fit(self: Trainer, steps: int | None, resume: bool) -> Run:
+        fitted.append(self.config.eval.check_senses)
+        return Run(tmp_path, self.config)
 
-    def check(run: Path, env: str | None, out: Path) -> SensesReport:
-        checked.append((run, env, out))
-        return judge(SensesResults("tone-v0", "tone", "eval", 1, ["audio"], [], []))
-
-    checked: list[Any] = []
-    monkeypatch.setattr("relax_sdk.trainer.Trainer", Trained)
-    monkeypatch.setattr("relax_sdk.evals.check.check_senses", check)
-    (tmp_path / "senses").mkdir()
-    done = CliRunner().invoke(app, ["train", "tone-v0"])
-    assert done.exit_code == 0 and not checked
-    done = CliRunner().invoke(app, ["train", "tone-v0", "--check-senses"])
-    assert done.exit_code == 0 and "sounds are declared" in done.output, done.output
-    assert checked == [(tmp_path, "tone-v0", tmp_path / "senses-2")], "an earlier check is left as it is"
+    monkeypatch.setattr("relax_sdk.trainer.Trainer.fit", fit)
+    for more in ([], ["--check-senses"], ["--set", "eval.check_senses=true"]):
+        done = CliRunner().invoke(app, ["train", "tone-v0", *more])
+        assert done.exit_code == 0, done.output
+    assert fitted == [False, True, True]
 
 
 def test_the_version_is_told():

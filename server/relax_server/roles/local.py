@@ -39,6 +39,7 @@ from relax_server.roles.masks import explain_mask
 from relax_server.roles.model_export import export_model
 from relax_server.roles.replay import replay_episode
 from relax_server.roles.rescoring import rescore
+from relax_server.roles.senses_at_end import check_senses_at_end
 from relax_server.rollout.endpoint import evaluate_endpoint
 
 T = TypeVar("T")
@@ -101,7 +102,9 @@ class LocalRuntime:
     """Carries out runs on this machine."""
 
     def fit(self, job: Job, observer: Observer) -> None:
-        """Train to the last step; Ctrl-C, SIGTERM and SIGHUP end with a checkpoint where there is something to keep.
+        """Train to the last step, and check the senses where `eval.check_senses` asks for it.
+
+        Ctrl-C, SIGTERM and SIGHUP end with a checkpoint where there is something to keep.
 
         Raises:
             ConfigError: environment, model and settings do not fit together.
@@ -115,6 +118,7 @@ class LocalRuntime:
             raise
         launch = Launch(job, observer)
         await_end(launch.run, launch.request_stop, observer)
+        check_senses_at_end(job, observer, self.play_senses)
 
     def open_model(self, job: Job, tell: Tell) -> LocalModel:
         """Start an engine and a rollout process with the run's trained weights."""

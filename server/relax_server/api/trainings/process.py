@@ -12,12 +12,14 @@ import queue
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from relax_sdk.config import SamplingParams, run_config_from_dict
+from relax_sdk.doctor import senses_findings
 from relax_sdk.errors import RelaxError
 from relax_sdk.messages import Message
 from relax_sdk.run import CONFIG, Run
@@ -106,7 +108,11 @@ def _train(job: Job, observer: LineObserver) -> None:
         except OSError as error:
             raise cannot_write(job.folder, error) from error
         try:
+            began = time.time()
             find_runtime("local").fit(job, observer)
+            for finding in senses_findings(job.folder, began):
+                if finding.level != "ok":
+                    observer.warn(f"senses, {finding.sentence}")
         finally:
             run.try_plot(observer.warn)
     observer.tell(Told(kind="done"))

@@ -14,12 +14,13 @@ from relax_sdk.errors import ConfigError, RelaxError, RunError
 from relax_sdk.findings import Finding
 from relax_sdk.runtime import Job, Observer, Tell
 from relax_server.roles.launch import note_failed_start
-from relax_server.roles.local import await_end
+from relax_server.roles.local import LocalRuntime, await_end
 from relax_server.roles.local_model import LocalModel
 from relax_server.roles.messages import Died, Failed, RunEnded, Stage, StartController, StepShown, Stop, Warn
 from relax_server.roles.ray.cluster import address_of, connected, look
 from relax_server.roles.ray.placement import RayPlacement
 from relax_server.roles.restarts import Restarts
+from relax_server.roles.senses_at_end import check_senses_at_end
 
 SILENCE_SECONDS = 60.0
 """A controller that says nothing for so long is started again."""
@@ -29,7 +30,9 @@ class RayRuntime:
     """Carries out runs on a Ray cluster; the program that calls `fit` follows them, and they end with it."""
 
     def fit(self, job: Job, observer: Observer) -> None:
-        """Train to the last step; Ctrl-C, SIGTERM and SIGHUP end with a checkpoint where there is something to keep.
+        """Train to the last step, and check the senses on this machine where `eval.check_senses` asks for it.
+
+        Ctrl-C, SIGTERM and SIGHUP end with a checkpoint where there is something to keep.
 
         Raises:
             ConfigError: environment, model and settings, or the cluster and the run, do not fit together.
@@ -54,6 +57,7 @@ class RayRuntime:
                 await_end(follower.run, follower.request_stop, observer)
             finally:
                 placement.close()
+        check_senses_at_end(job, observer, LocalRuntime().play_senses)
 
     def open_model(self, job: Job, tell: Tell) -> LocalModel:
         """Start an engine and a rollout process with the run's trained weights, on this machine."""
