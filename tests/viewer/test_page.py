@@ -13,6 +13,7 @@ from threading import Thread
 
 import pytest
 from chromium import AXE, CHROMIUM, chromium, hashes, painted, plays, serious, viewer
+from judged_run import make_judged
 from many_runs import MANY, make_many, text_group
 from page_runs import make_runs
 from playwright.sync_api import Browser, Page, expect
@@ -300,6 +301,19 @@ def test_the_report_of_an_evaluation_leads_to_its_worst_and_failed_episodes(page
     page.go_back()
     report.get_by_role("link", name="failed").click()
     expect(page.locator(".list-count")).to_have_text("1 of 5 trajectories")
+
+
+def test_the_report_appears_when_the_evaluation_ends(page: Page, tmp_path: Path) -> None:
+    folder = make_judged(tmp_path)
+    report = (folder / "report.json").read_text()
+    for name in ("report.json", "senses.json"):
+        (folder / name).unlink()
+    with viewer(tmp_path) as (url, _):
+        with RunLock(folder, Holder.here()):
+            page.goto(f"{url}#/runs/judged")
+            expect(page.get_by_text("The report comes when the evaluation ends.")).to_be_visible()
+            (folder / "report.json").write_text(report)
+        expect(page.get_by_role("region", name="Report", exact=True)).to_be_visible(timeout=20_000)
 
 
 def test_what_the_model_uses_of_what_it_is_shown_is_a_table_with_a_verdict_on_each_sense(page: Page, site: str) -> None:
