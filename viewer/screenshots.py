@@ -1,8 +1,9 @@
 """Makes the pictures of docs/viewing.md: the page over real runs, in Chromium, as small PNG files.
 
-    .venv/bin/python viewer/screenshots.py RUNS QUIZ TONE [--out docs/images]
+    .venv/bin/python viewer/screenshots.py RUNS QUIZ TONE EVALUATION [--out docs/images]
 
-RUNS is a folder with both runs: QUIZ of omni-quiz-v0 and TONE of tone-v0. Look at each picture before it is committed.
+RUNS is a folder with all of them: the runs QUIZ of omni-quiz-v0 and TONE of tone-v0, and an evaluation of TONE
+(`relax eval RUNS/TONE --samples 4 --out RUNS/EVALUATION`). Look at each picture before it is committed.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("quiz")
     parser.add_argument("tone")
+    parser.add_argument("evaluation")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -59,6 +61,7 @@ def main() -> None:
             "tbody th",
             800,
         ),
+        ("view-evaluation", f"#/runs/{args.evaluation}", "light", ".report table", 620),
         ("view-group", f"{tone}/groups/4000", "dark", ".waves canvas", 800),
     ]
     with viewer(args.runs) as (url, _), chromium() as browser:
