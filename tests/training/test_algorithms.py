@@ -265,13 +265,15 @@ def objective(settings: dict, logits: torch.Tensor, **targets: torch.Tensor) -> 
     """The objective over one row of logits for every token."""
     import numpy as np
     from relax_server.training.objective import Targets, policy_objective
+    from relax_server.training.scoring import Predictions
 
     class Rows:
         row = entry = np.arange(len(logits))
 
     n = len(logits)
     given = {"advantage": torch.zeros(n), "scale": torch.ones(n)} | targets
-    loss, _, results = policy_objective(AlgorithmConfig(**settings))(logits, Rows(), Targets(**given))  # type: ignore[arg-type]
+    predictions = Predictions(logits, torch.eye(logits.shape[1]))
+    loss, _, results = policy_objective(AlgorithmConfig(**settings))(predictions, Rows(), Targets(**given))  # type: ignore[arg-type]
     return loss, results
 
 

@@ -166,6 +166,12 @@ def test_models_that_would_be_computed_wrongly_are_refused(worker, tmp_path, kin
 # -------------------------------------------------------------------------------------------------------------- logits
 
 
+def _logits(model: Any, forest: Any) -> Any:
+    """[r, v] of the rows of a forest."""
+    found = model.predictions(model(model.micro_batch(forest)))
+    return found.hidden @ found.weight.t()
+
+
 def _forest_logits(loaded: Any, processor: Processor, samples: list[Any], share: bool = True) -> tuple[Any, Any, Any]:
     """(logits of every trained token [n, v], batch, forest) of samples in one forest."""
     import torch
@@ -174,7 +180,7 @@ def _forest_logits(loaded: Any, processor: Processor, samples: list[Any], share:
 
     batch = make_batch(samples, processor, read_features(samples, processor, read))
     (forest,) = pack(batch, 100_000, share)
-    rows = loaded.model(loaded.model.micro_batch(forest))
+    rows = _logits(loaded.model, forest)
     by_entry = torch.zeros(len(batch.trained), rows.shape[1]).index_copy(
         0, torch.from_numpy(forest.entry), rows.index_select(0, torch.from_numpy(forest.row))
     )
@@ -290,7 +296,7 @@ def forest_against_separate(path: Path, recompute: bool) -> dict[str, float]:
         loaded.model.zero_grad(set_to_none=True)
         logprobs = torch.zeros(len(batch.trained))
         for forest in forests:
-            rows = torch.log_softmax(loaded.model(loaded.model.micro_batch(forest)), -1)
+            rows = torch.log_softmax(_logits(loaded.model, forest), -1)
             entry = torch.from_numpy(forest.entry)
             mine = rows[torch.from_numpy(forest.row), target[entry]]
             (mine * weight[entry]).sum().backward()

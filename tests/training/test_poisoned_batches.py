@@ -87,7 +87,7 @@ def attempts() -> dict[str, Any]:
             attempt()
         except TokenError as error:
             out["errors"].append(str(error))
-    hook = policy._loaded.model.gpt.output_layer.register_forward_hook(lambda m, a, got: (got[0] * torch.nan, got[1]))
+    hook = policy._loaded.model.gpt.decoder.register_forward_hook(lambda m, a, got: got * torch.nan)
     try:
         policy.attempt(groups[0], read, 0)
     except TrainingError as error:

@@ -272,7 +272,7 @@ def poisoned_weights() -> tuple[str, float]:
 
     policy = make_policy(TEXT)
     before = parameters(policy)
-    hook = policy._loaded.model.gpt.output_layer.register_forward_hook(lambda m, a, out: (out[0] * torch.nan, out[1]))
+    hook = policy._loaded.model.gpt.decoder.register_forward_hook(lambda m, a, out: out * torch.nan)
     try:
         policy.train_step(letter_groups(policy.processor), read, 0)
     except TrainingError as error:

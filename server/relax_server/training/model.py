@@ -25,7 +25,7 @@ from relax_server.training.megatron import checkpoint, folder, parallel
 from relax_server.training.megatron.build import Loaded, load_model
 from relax_server.training.megatron.micro_batch import MicroBatch
 from relax_server.training.megatron.trainer import forward
-from relax_server.training.objective import Targets, token_logprobs
+from relax_server.training.objective import Targets, token_scores
 
 
 class LogprobModel:
@@ -162,10 +162,11 @@ class LogprobModel:
     def _micro_batch(self, forest: Forest) -> MicroBatch:
         return self._loaded.model.micro_batch(forest)
 
+    @torch.no_grad()
     def _forward(self, forests: Sequence[Forest], targets: Targets) -> Tensor:
         """Compute the logprobs of the trained tokens of some forests, [n of the batch]; other tokens have 0."""
         out = torch.zeros(len(targets.token), device=self.device)
         for forest in forests:
-            logprobs = token_logprobs(forward(self._loaded.model, self._micro_batch(forest)), forest, targets)
-            out[torch.from_numpy(forest.entry).to(self.device)] = logprobs
+            scores = token_scores(forward(self._loaded.model, self._micro_batch(forest)), forest, targets)
+            out[torch.from_numpy(forest.entry).to(self.device)] = scores.logprobs
         return out

@@ -1,4 +1,4 @@
-"""The training objective of one forest: from logits to a sum of token losses and what is reported of it."""
+"""The training objective of one forest: from what the model predicts to a sum of token losses and what is reported of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from relax_sdk.config import AlgorithmConfig, SamplingParams
 from relax_server.training import algorithms
 from relax_server.training.forest import Forest
+from relax_server.training.scoring import Predictions, Scores, score
 
 LossSum = tuple[Tensor, int, dict[str, Tensor]]
 
@@ -38,19 +39,19 @@ class Targets:
     """`temperature`, `top_p` and `top_k` that the tokens were sampled with."""
 
 
-def token_logprobs(logits: Tensor, forest: Forest, targets: Targets) -> Tensor:
-    """Log probabilities of a forest's trained tokens, [n of the forest]."""
-    of = algorithms.distribution(logits, targets.banned, targets.sampling).of
-    return of(_to(forest.row, logits), targets.token[_to(forest.entry, logits)])
+def token_scores(predictions: Predictions, forest: Forest, targets: Targets, *, entropy: bool = False) -> Scores:
+    """Log probabilities of a forest's trained tokens, [n of the forest], and the entropy of its rows if asked for, [r]."""
+    row, entry = _to(forest.row, targets.token), _to(forest.entry, targets.token)
+    return score(predictions, row, targets.token[entry], targets.banned, targets.sampling, entropy=entropy)
 
 
-def cross_entropy(logits: Tensor, forest: Forest, targets: Targets) -> LossSum:
+def cross_entropy(predictions: Predictions, forest: Forest, targets: Targets) -> LossSum:
     """-log p summed over the trained tokens."""
-    loss = -token_logprobs(logits, forest, targets).sum()
+    loss = -token_scores(predictions, forest, targets).logprobs.sum()
     return loss, len(forest.entry), {"loss": loss.detach().clone()}
 
 
-def policy_objective(config: AlgorithmConfig) -> Callable[[Tensor, Forest, Targets], LossSum]:
+def policy_objective(config: AlgorithmConfig) -> Callable[[Predictions, Forest, Targets], LossSum]:
     """The loss of reinforcement learning, summed over the trained tokens of a forest.
 
     Per token: scale x (correction(proximal, behavior) x policy_loss - entropy_coef x entropy
@@ -65,15 +66,16 @@ def policy_objective(config: AlgorithmConfig) -> Callable[[Tensor, Forest, Targe
     correction = algorithms.find("correction", config.correction)
     penalty = algorithms.find("kl_estimator", config.kl_estimator)
 
-    def objective(logits: Tensor, forest: Forest, targets: Targets) -> LossSum:
-        row, entry = _to(forest.row, logits), _to(forest.entry, logits)
-        dist = algorithms.distribution(logits, targets.banned, targets.sampling)
-        logprobs, engine = dist.of(row, targets.token[entry]), targets.engine[entry]
+    def objective(predictions: Predictions, forest: Forest, targets: Targets) -> LossSum:
+        row, entry = _to(forest.row, targets.token), _to(forest.entry, targets.token)
+        scores = score(predictions, row, targets.token[entry], targets.banned, targets.sampling, entropy=True)
+        logprobs, engine = scores.logprobs, targets.engine[entry]
         now, scale = logprobs.detach(), targets.scale[entry]
         old = proximal(logprobs, engine, _entries(targets.recomputed, entry))
         weight, current = correction(old, engine, config), correction(now, engine, config)
         policy = policy_loss(logprobs, old, targets.advantage[entry], config)
-        entropy = dist.entropy if config.entropy_coef else dist.entropy.detach()
+        assert scores.entropy is not None
+        entropy = scores.entropy if config.entropy_coef else scores.entropy.detach()
         entropy = entropy.index_select(0, row)
         reference = _entries(targets.reference, entry)
         kl = torch.zeros_like(logprobs) if reference is None else current * penalty(logprobs, reference)

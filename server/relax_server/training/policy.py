@@ -27,6 +27,7 @@ from relax_server.training.objective import LossSum, Targets, cross_entropy, pol
 from relax_server.training.routes import sample_routes
 from relax_server.training.samples import collect, token_advantages
 from relax_server.training.schedule import Schedule
+from relax_server.training.scoring import Predictions
 from relax_server.training.step_tokens import StepTokens
 
 MAY_CHANGE = ("lr", "warmup_steps", "decay", "min_lr_ratio", "clip_grad")
@@ -279,11 +280,11 @@ class PolicyModel(LogprobModel):
         """Add up the gradients of the mean loss over all ranks' forests; returns the results of this rank's."""
         mine = self._mine(forests)
         if not mine:  # fewer forests than ranks: take part in the reduction with nothing
-            self.trainer.accumulate([self._micro_batch(forests[0])], lambda logits, number: (0.0 * logits.sum(), 0, None))
+            self.trainer.accumulate([self._micro_batch(forests[0])], lambda found, number: (0.0 * found.hidden.sum(), 0, None))
             return []
 
-        def loss(logits: Tensor, number: int) -> LossSum:
-            return objective(logits, mine[number], targets)
+        def loss(predictions: Predictions, number: int) -> LossSum:
+            return objective(predictions, mine[number], targets)
 
         return self.trainer.accumulate([self._micro_batch(f) for f in mine], loss)
 

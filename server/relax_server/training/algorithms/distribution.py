@@ -23,6 +23,8 @@ class Distribution:
     cut: Tensor | None = None
     """float32 [r, v], log(p / share) of tokens outside top-k and top-p, where the tokens inside have this share of the mass;
     None without a cut."""
+    temperature: float = 1.0
+    """The logits were divided by it."""
 
     @property
     def entropy(self) -> Tensor:
@@ -41,6 +43,40 @@ class Distribution:
         outside = self.cut[rows, tokens]
         return torch.where(inside > NEVER / 2, inside, outside - torch.log1p(outside.exp()))
 
+    def gradient(self, rows: Tensor, tokens: Tensor, by_logprob: Tensor | None, by_entropy: Tensor | None) -> Tensor:
+        """Compute what autograd would, with two tensors [r, v] instead of many: where a sum of results has these gradients, the
+        gradient by the logits that `distribution` was given.
+
+        With p the probabilities of a position: that of log p of token t is onehot(t) - p, times 1 / (1 + q) where t is outside
+        the cut; that of the entropy H is -p (log p + H); both are divided by the temperature. A banned token has none.
+
+        Args:
+            rows, tokens: as given to `of`, [n].
+            by_logprob: [n], by the results of `of`; None is 0.
+            by_entropy: [r], by the entropy; None is 0.
+
+        Returns:
+            [r, v], in the dtype of `logprobs`.
+        """
+        p = self.logprobs.exp()
+        slope = torch.zeros(len(p), 1, dtype=p.dtype, device=p.device)
+        own = None
+        if by_logprob is not None:
+            own = by_logprob / self.temperature
+            at = self.logprobs[rows, tokens]
+            if self.cut is not None:
+                outside = self.cut[rows, tokens]
+                own = torch.where(at > NEVER / 2, own, own / (1 + outside.exp()))
+                at = torch.maximum(at, outside)
+            slope[:, 0].index_add_(0, rows, own)
+            own = own.masked_fill(at <= NEVER / 2, 0)
+        if by_entropy is None:
+            out = p.mul_(-slope)
+        else:
+            entropy = -(p * self.logprobs).sum(-1, keepdim=True)
+            out = p.mul_((self.logprobs + entropy).mul_(-by_entropy[:, None] / self.temperature).sub_(slope))
+        return out if own is None else out.index_put_((rows, tokens), own, accumulate=True)
+
 
 def distribution(logits: Tensor, banned: Tensor, sampling: SamplingParams) -> Distribution:
     """log softmax(logits / temperature), without the banned tokens and those that top-k and top-p cut off.
@@ -48,23 +84,23 @@ def distribution(logits: Tensor, banned: Tensor, sampling: SamplingParams) -> Di
     The cut is made by the same rule as in the engine, from these logits, and has no gradient itself.
 
     Args:
-        logits: [r, v].
+        logits: [r, v]; results have their dtype, float32 at least.
         banned: int64 [b], tokens that are never sampled.
         sampling: its `temperature`, above 0, `top_p` and `top_k` are used.
     """
-    logits = logits.float()
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
     if len(banned):
         logits = logits.index_fill(1, banned, NEVER)
     whole = torch.log_softmax(logits, -1)
     if not is_cut(sampling):
-        return Distribution(whole)
+        return Distribution(whole, temperature=sampling.temperature)
     rows, size = whole.shape
     k = torch.full((rows, 1), sampling.top_k if sampling.top_k > 0 else size, device=whole.device)
     inside = kept(whole.detach().exp(), k, torch.full((rows, 1), sampling.top_p, device=whole.device))
     share = torch.logsumexp(whole.masked_fill(~inside, NEVER), -1, keepdim=True)
-    return Distribution((whole - share).masked_fill(~inside, NEVER), whole - share)
+    return Distribution((whole - share).masked_fill(~inside, NEVER), whole - share, sampling.temperature)
 
 
 def is_cut(sampling: SamplingParams) -> bool:

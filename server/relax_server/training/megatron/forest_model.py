@@ -16,14 +16,14 @@ from relax_server.training.megatron.config import has_qk_norm, moe_layers, text_
 from relax_server.training.megatron.layer import block_spec
 from relax_server.training.megatron.micro_batch import MicroBatch
 from relax_server.training.megatron.rope import ForestRotary, inverse_frequencies
+from relax_server.training.scoring import Predictions
 
 
 class ForestGPT(GPTModel):
-    """Megatron's model, which computes logits only where a trained token is predicted."""
+    """Megatron's model without its output layer's logits: states [r, width] where a trained token is predicted."""
 
     def _postprocess(self, hidden_states: Tensor, *args: Any, packed_seq_params: MicroBatch, **kwargs: Any) -> Tensor:
-        wanted = hidden_states.index_select(0, packed_seq_params.rows)
-        return super()._postprocess(wanted, *args, packed_seq_params=packed_seq_params, **kwargs)
+        return hidden_states[:, 0].index_select(0, packed_seq_params.rows)
 
 
 class ForestModel(MegatronModule):
@@ -84,7 +84,13 @@ class ForestModel(MegatronModule):
         return self.gpt.embedding(micro.ids[None], None), {}
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        """Logits [r, vocabulary] of the wanted rows of one forest."""
+        """States [r, width] of the wanted rows of one forest; `predictions` makes what is predicted of them."""
         hidden, deep = self.embed(micro)
         told = dataclasses.replace(micro, deep=deep)
-        return self.gpt(None, micro.positions[:, None], None, decoder_input=hidden, packed_seq_params=told)[0]
+        return self.gpt(None, micro.positions[:, None], None, decoder_input=hidden, packed_seq_params=told)
+
+    def predictions(self, hidden: Tensor) -> Predictions:
+        """Pair what `forward` returned with the weight of the output layer, which may be that of the embedding."""
+        tied = self.share_embeddings_and_output_weights
+        weight: Any = self.shared_embedding_or_output_weight() if tied else self.gpt.output_layer.weight
+        return Predictions(hidden, weight)

@@ -16,9 +16,11 @@ from relax_sdk.config import OptimizerConfig
 from relax_sdk.errors import TrainingError
 from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.micro_batch import MicroBatch
+from relax_server.training.scoring import Predictions
 
-Loss = Callable[[Tensor, int], tuple[Tensor, int, Any]]
-"""Takes logits [r, v] and the micro-batch's number; returns (sum of its tokens' losses, number of tokens, anything else)."""
+Loss = Callable[[Predictions, int], tuple[Tensor, int, Any]]
+"""Takes what is predicted at the forest's rows and the micro-batch's number; returns (sum of its tokens' losses, number of
+tokens, anything else)."""
 
 
 class MegatronTrainer:
@@ -80,13 +82,13 @@ class MegatronTrainer:
 
         def forward_step(data: Iterator[int], ddp: torch.nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
             number = next(data)
-            logits = ddp(micro_batches[number])
+            hidden = ddp(micro_batches[number])
 
             def loss_function(output: Tensor) -> tuple[Tensor, Tensor, Any]:
-                total, count, rest = loss(output, number)
+                total, count, rest = loss(self.model.predictions(output), number)
                 return total, torch.tensor(count, dtype=torch.int, device=total.device), rest
 
-            return logits, loss_function
+            return hidden, loss_function
 
         return self._schedule(
             forward_step_func=forward_step,
@@ -126,10 +128,10 @@ class MegatronTrainer:
 
 
 @torch.no_grad()
-def forward(model: ForestModel, micro: MicroBatch) -> Tensor:
-    """Logits [r, v] of one forest, without gradient."""
+def forward(model: ForestModel, micro: MicroBatch) -> Predictions:
+    """What is predicted at the rows of one forest, without gradient."""
     _set_mode(model, training=False)
-    return model(micro)
+    return model.predictions(model(micro))
 
 
 def _set_mode(model: ForestModel, training: bool) -> None:
