@@ -101,3 +101,10 @@ def test_the_command_refuses_what_would_be_open_to_others(tmp_path: Path) -> Non
     assert "give a key with --key" in str(run(app, [str(tmp_path), "--host", "0.0.0.0", "--port", "0"]).exception)
     assert "can be guessed" in str(run(app, [str(tmp_path), "--key", "short", "--port", "0"]).exception)
     assert "--limit needs --bundle" in str(run(app, [str(tmp_path), "--limit", "3"]).exception)
+
+
+def test_the_command_refuses_a_folder_that_there_is_not_and_a_port_that_cannot_be(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    assert f"there is no {tmp_path / 'tpyo'}; name a run folder" in str(run(app, [str(tmp_path / "tpyo")]).exception)
+    refused = run(app, [str(tmp_path), "--port", "99999"])
+    assert refused.exit_code == 2 and "65535" in refused.output

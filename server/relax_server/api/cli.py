@@ -30,7 +30,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Other machines reach it only at another address than this, and with a key.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8000,
     no_keys: Annotated[
         bool, typer.Option("--no-keys", help="Ask for no key though keys were made; at an address of this machine alone.")
     ] = False,

@@ -18,7 +18,7 @@ def view(
     host: Annotated[str, typer.Option(help="Other machines reach it only at another address than this, and with --key.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8100,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8100,
     key: Annotated[
         str | None,
         typer.Option(
@@ -36,6 +36,8 @@ def view(
     """Look at runs in a browser: curves, episodes, what the model heard and saw, token by token."""
     from relax_sdk.errors import ConfigError
 
+    if missing := [path for path in runs or [] if not path.exists()]:
+        raise ConfigError(f"there is no {missing[0]}; name a run folder, or a folder with runs in it")
     paths = runs or [Path("runs")]
     if limit is not None and bundle is None:
         raise ConfigError("--limit needs --bundle; the page that a server shows has all trajectories")
