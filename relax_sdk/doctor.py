@@ -123,13 +123,15 @@ def examine_run(folder: Path) -> list[Finding]:
 
 
 def senses_findings(folder: Path, since: float = 0.0) -> list[Finding]:
-    """The verdicts of the newest blindness check in a run's folder; none where there was no check.
+    """The verdicts of the newest blindness check in a run's folder, or of the check whose folder it is; none where there was
+    no check.
 
     Args:
         folder: of the run.
         since: checks that were kept before this moment, in Unix seconds, do not count.
     """
-    newest = max(folder.glob(f"*/{SENSES}"), key=lambda path: path.stat().st_mtime, default=None)
+    kept = [folder / SENSES, *folder.glob(f"*/{SENSES}")]
+    newest = max((path for path in kept if path.is_file()), key=lambda path: path.stat().st_mtime, default=None)
     if newest is None or newest.stat().st_mtime < since:
         return []
     try:

@@ -98,6 +98,7 @@ def test_the_doctor_repeats_the_newest_check(tmp_path: Path):
     (tmp_path / "senses").mkdir()
     (tmp_path / "senses" / "senses.json").write_text(json.dumps(report.to_dict()))
     found = senses_findings(tmp_path)
+    assert senses_findings(tmp_path / "senses") == found  # the folder of the check itself
     assert [f.level for f in found] == ["problem"] and found[0].what.startswith("image: all 64 tasks show the same")
     (tmp_path / "senses" / "senses.json").write_text("{")
     assert "cannot be read" in senses_findings(tmp_path)[0].what
