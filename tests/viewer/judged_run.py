@@ -27,7 +27,7 @@ def make_judged(parent: Path, name: str = "judged") -> Path:
 
 
 def report() -> EvalReport:
-    """Of each pair of samples the first is right; low tasks are tagged `low`; the last task failed."""
+    """A report: the first of each pair of samples is right; low tasks are tagged `low`; the last task failed."""
     episodes = [_episode(task, sample) for task in range(8) for sample in range(2)]
     return EvalReport("judged", "omni-v0", "a-model", "eval", {"seed": 0}, 8, 1.0, "pitch", episodes)
 
