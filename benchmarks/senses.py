@@ -47,7 +47,7 @@ HONEST = (
 FAULTS = (
     Case("dropped-video", 5, "video", "they are dropped"),
     Case("blanked-audio", 5, "audio", "are blank (silent)"),
-    Case("leaked-answer", 60, "text", "leaks: with all media blanked"),
+    Case("leaked-answer", 60, "text", "leaks: with all media"),
     Case("swapped-images", 0, "image", "swapped between samples", trained_in="colour-v0"),
 )
 

@@ -271,7 +271,9 @@ def _changed(results: SensesResults, kind: str) -> float:
 def _leak(results: SensesResults) -> Finding | None:
     """Whether the text alone gives a good part of the answers."""
     base, floor, kinds = results.find("as it is"), results.find("another task's"), {p.kind for p in results.passes} - {ALL}
-    blind = results.find("blanked") or (results.find("blanked", next(iter(kinds))) if len(kinds) == 1 else None)
+    only = next(iter(kinds)) if len(kinds) == 1 else ALL
+    alone = [p for p in (results.find("blanked", only), results.find("shuffled", only)) if p is not None and p.rewards]
+    blind = max(alone, key=mean, default=None)  # a policy that reads may still answer nothing where it is shown a grey picture
     without, above = results.difference(blind, floor), results.difference(base, floor)
     if without is None or above is None or blind is None or floor is None or not (above.low > 0 and without.low > 0):
         return None
@@ -279,7 +281,7 @@ def _leak(results: SensesResults) -> Finding | None:
         return None
     return Finding(
         "problem",
-        f"leaks: with all media blanked the reward is still {mean(blind):.3f}, where knowing nothing of the task gives "
-        f"{mean(floor):.3f}",
+        f"leaks: with all media {blind.condition} the reward is still {mean(blind):.3f}, where knowing nothing of the task "
+        f"gives {mean(floor):.3f}",
         "look for the answer in the text, in file names, in tool results or in the order of options",
     )

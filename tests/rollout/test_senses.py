@@ -117,7 +117,7 @@ def _other_pictures(rows: type[GeneratedRows]) -> Any:
         (DroppedVideo, "video", "no task shows one: they are dropped"),
         (BlankedAudio, "audio", "16 of 16 sounds are blank (silent) before anything was changed"),
         (Leaked, "image", "the task leaks its answers"),
-        (PartlyLeaked, "text", "leaks: with all media blanked the reward is still"),
+        (PartlyLeaked, "text", "leaks: with all media"),
         (Swapped, "image", "swapped between samples: the reward is"),
         (Shifted, "image", "gets the images of the task before it"),
     ],

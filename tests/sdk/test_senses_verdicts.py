@@ -41,6 +41,12 @@ def test_a_leak_of_a_part_is_named_beside_the_use():
     assert report.verdicts["image"].level == "ok" and not report.ok and "still 0.750" in report.verdicts["text"].what
 
 
+def test_a_leak_is_named_where_the_policy_reads_but_answers_nothing_to_a_grey_picture():
+    most = {t: float(t % 4 != 1) for t in range(N)}
+    report = verdict(played("blanked", CHANCE), played("shuffled", most))
+    assert not report.ok and "with all media shuffled the reward is still 0.750" in report.verdicts["text"].what
+
+
 def test_what_earns_nothing_is_not_called_used_or_leaking():
     report = verdict(played("blanked", CHANCE), played("shuffled", CHANCE), base=CHANCE)
     assert report.verdicts["image"].what.startswith("nothing learnt") and report.verdicts["image"].level == "note"

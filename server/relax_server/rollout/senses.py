@@ -46,8 +46,8 @@ class _Check:
         rewards = {t.task_index: t.reward for t in counted}
         return SensePass(condition, kind, rewards, {t.task_index: answers(t) for t in counted}, result.failures)
 
-    def donors(self, tasks: Sequence[int], condition: Condition, kind: str) -> dict[int, int]:
-        rng = np.random.default_rng(derive_seed(self.seed, "senses", condition, kind))
+    def donors(self, tasks: Sequence[int], condition: Condition) -> dict[int, int]:
+        rng = np.random.default_rng(derive_seed(self.seed, "senses"))  # the same donors whether the text is theirs too or not
         return donors_of(tasks, condition, [tasks[i] for i in rng.permutation(len(tasks))])
 
 
@@ -79,14 +79,14 @@ async def play_senses(evaluator: Evaluator, config: RunConfig, plan: EvalPlan, m
     if not media:
         return results
     passes, indices = results.passes, sorted(seen.shown)
-    lens = another_task_s(seen.shown, check.donors(indices, "another task's", ALL))
+    lens = another_task_s(seen.shown, check.donors(indices, "another task's"))
     passes.append(await check.play("another task's", ALL, lens))
     if len(media) > 1:
         passes.append(await check.play("blanked", ALL, blanked(media)))
     for kind, found in media.items():
         passes.append(await check.play("blanked", kind, blanked((kind,))))
         for condition in ("shuffled", *(SWAPS if at_chance(results) else SWAPS[:1])):
-            donors = check.donors(list(found), condition, kind)
+            donors = check.donors(list(found), condition)
             passes.append(await check.play(condition, kind, exchanged(kind, found, donors)))
     return results
 
