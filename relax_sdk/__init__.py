@@ -60,6 +60,7 @@ from relax_sdk.exporting import Exported, export_trajectories
 from relax_sdk.gymnasium_env import from_gymnasium
 from relax_sdk.hosting import Hosting, host
 from relax_sdk.judge import Judge
+from relax_sdk.layout import LayoutConfig
 from relax_sdk.mask import MaskExplanation, explain_mask
 from relax_sdk.media import Audio, Image, MediaLimits, MediaRef, MediaStore, Video
 from relax_sdk.messages import AssistantMessage, ControlToken, Message, Text, ToolCall
@@ -116,6 +117,7 @@ __all__ = [
     "Image",
     "JournalError",
     "Judge",
+    "LayoutConfig",
     "MaskExplanation",
     "MediaError",
     "MediaLimits",

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from relax_sdk.algorithm import AlgorithmConfig, OptimizerConfig
 from relax_sdk.errors import ConfigError
 from relax_sdk.field_checks import check_types, require
+from relax_sdk.layout import LayoutConfig
 
 Mode = Literal["async", "colocate"]
 EngineKind = Literal["embedded", "sglang", "vllm"]
@@ -274,6 +275,7 @@ class RunConfig:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    layout: LayoutConfig = field(default_factory=LayoutConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     autoscale: AutoscaleConfig = field(default_factory=AutoscaleConfig)

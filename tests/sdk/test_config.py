@@ -21,6 +21,7 @@ from relax_sdk.config import (
     WarmupConfig,
 )
 from relax_sdk.errors import ConfigError
+from relax_sdk.layout import LayoutConfig
 
 NAN = float("nan")
 BAD: list[tuple[type, str, Any, str]] = [
@@ -53,6 +54,9 @@ BAD: list[tuple[type, str, Any, str]] = [
     (RolloutConfig, "on_failure", "ignore", "retry, count, drop"),
     (RolloutConfig, "reset_timeout", 0, "above 0 seconds"),
     (RolloutConfig, "episode_timeout", NAN, "a number"),
+    (LayoutConfig, "tp", 0, "1 or more"),
+    (LayoutConfig, "ep", 2, "a divisor of tp * cp * dp = 1, over whose processes experts are divided"),
+    (LayoutConfig, "vpp", 2, "1 where pp is 1: there is one stage only"),
     (AlgorithmConfig, "advantage", "ppo", "dr_grpo, grpo, rloo, or 'package.module:function'"),
     (AlgorithmConfig, "credit", "token", "trajectory, turn"),
     (AlgorithmConfig, "clip_low", 1.0, "between 0 and 1"),
