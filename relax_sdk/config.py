@@ -16,6 +16,7 @@ from relax_sdk.layout import LayoutConfig
 Mode = Literal["async", "colocate"]
 EngineKind = Literal["embedded", "sglang", "vllm"]
 BusName = Literal["local", "transfer_queue"]
+Attention = Literal["auto", "blocks", "flex"]
 
 STOP_LENGTH = 1000
 """Characters of a text that ends a response."""
@@ -121,6 +122,9 @@ class TrainingConfig:
     frozen reference of `kl_coef` takes routes of its own."""
     recompute: bool = False
     """Activation recomputation."""
+    attention: Attention = "auto"
+    """How packed samples attend: in dense blocks, or by FlexAttention, which needs an NVIDIA GPU and heads of 16 channels or
+    more. `auto` takes FlexAttention where it can."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     checkpoint_every: int = 50
     """Steps; the last step is always saved."""

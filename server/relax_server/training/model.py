@@ -142,6 +142,7 @@ class LogprobModel:
                 dtype=self._dtype,
                 device=self.device,
                 recompute=self.training.recompute,
+                attention=self.training.attention,
             )
 
     def _targets(self, batch: TokenBatch, advantages: np.ndarray | None = None, scale: np.ndarray | None = None) -> Targets:

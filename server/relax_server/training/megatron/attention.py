@@ -2,7 +2,7 @@
 
 A forest is a sequence of tokens in pre-order: a prefix shared by several samples appears once, followed by its
 continuations. Its whole mask is one integer per token: query q sees key k iff `k <= q < end[k]`, where `end[k]` is the
-first token after the subtree of k.
+first token after the subtree of k. `attend` cuts it into dense blocks, or goes by a mask of FlexAttention.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.module import MegatronModule
 
+from relax_server.training.megatron.flex import FlexMask, attend_flex
 from relax_server.training.megatron.micro_batch import MicroBatch
 
 SMALL = 128
@@ -125,7 +126,14 @@ def plan(end: torch.Tensor) -> BlockPlan:
     return _plan(end.detach().cpu().numpy().tobytes(), str(end.device))
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, end: torch.Tensor, scale: float | None) -> torch.Tensor:
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    end: torch.Tensor,
+    scale: float | None,
+    flex: FlexMask | None = None,
+) -> torch.Tensor:
     """Softmax attention of every token over its ancestors and itself.
 
     Args:
@@ -134,10 +142,13 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, end: tor
         value: Like key.
         end: int64 with t elements.
         scale: what scores are multiplied with; None is 1 / sqrt(d).
+        flex: the mask of `end` for FlexAttention; None attends in dense blocks.
 
     Returns:
         [t, heads * d].
     """
+    if flex is not None:
+        return attend_flex(query, key, value, flex, scale)
     _, heads, d = query.shape
     repeat = heads // key.shape[1]
     layout = plan(end)
@@ -192,4 +203,5 @@ class ForestAttention(MegatronModule):
         Returns:
             [t, 1, heads * d].
         """
-        return attend(query[:, 0], key[:, 0], value[:, 0], packed_seq_params.end, self.scale)[:, None]
+        micro = packed_seq_params
+        return attend(query[:, 0], key[:, 0], value[:, 0], micro.end, self.scale, micro.flex)[:, None]

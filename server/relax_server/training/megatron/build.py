@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from relax_sdk.config import Attention
 from relax_sdk.errors import ConfigError
 from relax_server.models.weight_files import FolderWeights
-from relax_server.training.megatron import hf, parallel
-from relax_server.training.megatron.config import OMNI_TYPE, transformer_config
+from relax_server.training.megatron import flex, hf, parallel
+from relax_server.training.megatron.config import OMNI_TYPE, head_dim, text_config, transformer_config
 from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.omni import OmniModel
 
@@ -29,7 +30,14 @@ class Loaded:
         return hf.HfWeights(self.links, {name: p.detach() for name, p in self.model.named_parameters()})
 
 
-def build_model(hf_config: Any, *, dtype: torch.dtype, device: torch.device, recompute: bool) -> ForestModel:
+def build_model(
+    hf_config: Any,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    recompute: bool,
+    attention: Attention = "auto",
+) -> ForestModel:
     """Build a model with random weights.
 
     Raises:
@@ -38,6 +46,7 @@ def build_model(hf_config: Any, *, dtype: torch.dtype, device: torch.device, rec
     config = transformer_config(hf_config, dtype=dtype, recompute=recompute)
     kind = OmniModel if hf_config.model_type == OMNI_TYPE else ForestModel
     model = kind(config, hf_config, device).to(device)
+    model.flex = flex.way(attention, device, head_dim(text_config(hf_config))) == "flex"
     for parameter in model.parameters():  # not `model.to(dtype)`: position buffers stay float32, as in `from_pretrained`
         parameter.data = parameter.data.to(dtype)
     return model
@@ -50,6 +59,7 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
     recompute: bool = False,
+    attention: Attention = "auto",
 ) -> Loaded:
     """Build a model and fill it from its folder.
 
@@ -57,7 +67,7 @@ def load_model(
         ConfigError: the model cannot be trained, or its weights do not fit its configuration.
     """
     device = device or torch.device("cpu")
-    model = build_model(hf_config, dtype=dtype, device=device, recompute=recompute)
+    model = build_model(hf_config, dtype=dtype, device=device, recompute=recompute, attention=attention)
     weights = FolderWeights(path)
     names = [name for name, _ in model.named_parameters()]
     links = hf.model_links(hf_config, hf.TensorNames.of(weights.shapes, str(path)), names)

@@ -43,6 +43,8 @@ class ForestModel(MegatronModule):
         self.share_embeddings_and_output_weights = bool(hf_config.tie_word_embeddings)
         self.moe_layers = moe_layers(c)
         self.device = device
+        self.flex = False
+        """Layers attend by FlexAttention."""
         self.audio_chunk = 0
         """Frames of a full chunk of the audio tower, if there is one."""
         self.gpt = ForestGPT(
@@ -77,6 +79,7 @@ class ForestModel(MegatronModule):
             moe_layers=self.moe_layers,
             top_k=self.config.moe_router_topk,
             device=self.device,
+            flex=self.flex,
         )
 
     def embed(self, micro: MicroBatch) -> tuple[Tensor, dict[int, Tensor]]:

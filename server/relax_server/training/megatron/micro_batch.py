@@ -14,6 +14,7 @@ from torch import Tensor
 from relax_sdk.errors import TrainingError
 from relax_server.models.processor import MediaFeatures
 from relax_server.training.forest import Forest
+from relax_server.training.megatron.flex import FlexMask, flex_mask
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ class MicroBatch(PackedSeqParams):
     """int64 [t], the mask: query q sees key k iff k <= q < end[k]."""
     rows: Tensor
     """int64 [r], tokens whose logits are wanted."""
+    flex: FlexMask | None = None
+    """The mask for FlexAttention; None: layers attend in dense blocks."""
     media: MediaInputs | None = None
     """None without media."""
     routes: dict[int, Tensor] = field(default_factory=dict)
@@ -102,7 +105,16 @@ class MicroBatch(PackedSeqParams):
     """[n_visual, 1, hidden] by decoder layer: DeepStack features that are added to its output; the model fills them in."""
 
     @classmethod
-    def of(cls, forest: Forest, *, chunk: int, moe_layers: Sequence[bool], top_k: int, device: torch.device) -> MicroBatch:
+    def of(
+        cls,
+        forest: Forest,
+        *,
+        chunk: int,
+        moe_layers: Sequence[bool],
+        top_k: int,
+        device: torch.device,
+        flex: bool = False,
+    ) -> MicroBatch:
         """Tensors of a forest.
 
         Args:
@@ -111,6 +123,7 @@ class MicroBatch(PackedSeqParams):
             moe_layers: which decoder layers are mixtures of experts.
             top_k: experts of a token in each of them.
             device: where to put them.
+            flex: layers attend by FlexAttention.
 
         Raises:
             TrainingError: the forest's routes are of another model.
@@ -125,10 +138,12 @@ class MicroBatch(PackedSeqParams):
                 )
             sparse = [i for i, is_moe in enumerate(moe_layers) if is_moe]
             routes = {i: _tensor(forest.routes[:, i].astype(np.int64), device) for i in sparse}
+        end = _tensor(forest.end, device)
         return cls(
             ids=_tensor(forest.ids, device),
             positions=_tensor(forest.positions, device),
-            end=_tensor(forest.end, device),
+            end=end,
+            flex=flex_mask(end) if flex else None,
             rows=_tensor(forest.rows, device),
             media=MediaInputs.of(forest, chunk, device) if forest.media else None,
             routes=routes,
