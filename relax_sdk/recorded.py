@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 from relax_sdk.config import RunConfig
 from relax_sdk.errors import ConfigError
 from relax_sdk.runtime import find_runtime
-from relax_sdk.showing import table_html, trajectory_html, trajectory_text
+from relax_sdk.showing import table_html, trajectory_html, trajectory_text, unscored
 from relax_sdk.trajectory import Group, Status, Trajectory
 
 if TYPE_CHECKING:
@@ -53,14 +53,14 @@ class Trajectories(list[RecordedTrajectory]):
     def frame(self) -> pandas.DataFrame:
         """A row for each, without messages and tokens; reward components as columns `rewards/<name>`.
 
-        An episode that failed has no reward: NaN.
+        An episode that failed, or is an example of the warm-up, has no reward: NaN.
         """
         import pandas
 
         columns = ("seq", "id", "group_id", "split", "task_index", "status", "reward", "step", "advantage", "gap", "staleness")
         rows = [
             {name: getattr(t, name) for name in columns}
-            | ({"reward": None} if t.failure is not None else {})
+            | ({"reward": None} if unscored(t) is not None else {})
             | {"turns": len(t.turns), "tokens": t.n_response_tokens, "error": t.error}
             | {f"rewards/{name}": value for name, value in t.rewards.items()}
             for t in self

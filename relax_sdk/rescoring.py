@@ -120,9 +120,10 @@ def summarise(
     ]
     moved = sorted((s for s in scores if s.changed), key=lambda s: (-abs(s.now - s.before), s.id))
     other = sum(not score.same_observations for score in scores)
-    told = (
-        [f"{other} episodes were shown something else than was recorded: their answers are to other questions"] if other else []
-    )
+    told: list[str] = []
+    if other:
+        who = "1 episode was" if other == 1 else f"{other} episodes were"
+        told = [f"{who} shown something else than was recorded: answers given there are to other questions"]
     return Rescored(run, len(scores), len(moved), tuple(components), tuple(moved[:movers]), skipped, (*told, *notes))
 
 

@@ -24,6 +24,8 @@ SHOWN_BYTES = 24 << 20
 ANSWER = 80
 """Characters of an answer in a table."""
 
+WARMUP = "warmup"
+"""The split of examples, which no policy answered."""
 COLOURS = {"system": "#8a8f98", "user": "#3b82c4", "assistant": "#2f9e63", "tool": "#b7791f"}
 _CARD = "border:1px solid rgba(128,128,128,.35);border-radius:6px;padding:8px 10px;margin:4px 0;max-width:60em"
 _SMALL = "font-size:85%;opacity:.75"
@@ -157,10 +159,15 @@ def facts_of(trajectory: Shown) -> list[str]:
     return [*facts, f"seed {t.seed}"]
 
 
+def unscored(trajectory: Shown) -> str | None:
+    """Why an episode has no reward: it failed, or is an example of the warm-up, which nothing scores. None: it has one."""
+    return trajectory.failure or ("an example of the warm-up" if getattr(trajectory, "split", None) == WARMUP else None)
+
+
 def rewards_of(trajectory: Shown) -> str:
-    """The reward and what it is made of; an episode that failed has none."""
-    if trajectory.failure is not None:
-        return f"no reward: {trajectory.failure}"
+    """The reward and what it is made of, or why there is none."""
+    if (why := unscored(trajectory)) is not None:
+        return f"no reward: {why}"
     parts = ", ".join(f"{name} {value:.3g}" for name, value in trajectory.rewards.items())
     return f"reward {trajectory.reward:.3f}" + (f" ({parts})" if parts else "")
 
@@ -217,7 +224,7 @@ def table_html(trajectories: Sequence[Shown]) -> str:
     for index, t in enumerate(trajectories):
         answer = last_answer(t)
         answer = answer if len(answer) <= ANSWER else answer[:ANSWER] + "…"
-        reward = "–" if t.failure is not None else f"{t.reward:.3f}"
+        reward = "–" if unscored(t) is not None else f"{t.reward:.3f}"
         cells = (index, t.id, reward, t.status, len(t.turns), t.n_response_tokens, answer or t.error or "")
         rows.append("".join(f"<td style='text-align:left'>{_escape(cell)}</td>" for cell in cells))
     return "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"

@@ -134,6 +134,27 @@ def test_an_episode_that_failed_has_no_reward_and_is_not_imitated(tmp_path):
     assert {score["name"]: score["scored_samples"] for score in results["scores"]} == {"env": 1, "reward": 1}
 
 
+@pytest.mark.parametrize("format", ["sft", "preferences"])
+def test_examples_of_the_warm_up_are_not_imitated_unless_they_are_asked_for(tmp_path, format):
+    (tmp_path / "tone").mkdir()
+    (tmp_path / "tone" / "config.json").write_text(json.dumps(RunConfig("tone-v0").to_dict()))
+    journal = open_journal(tmp_path / "tone" / "journal.db")
+    for split in ("warmup", "train"):
+        group = make_group(f"tone/{split}/0")
+        for t in group.trajectories:
+            t.messages.append({"role": "assistant", "content": "A"})
+        journal.commit(group, "tone", split)
+    journal.close()
+    done = export_trajectories(tmp_path / "tone", tmp_path / "out", format)
+    why = "examples of the warm-up, whose answers are random; --split warmup writes them"
+    assert set(done.rows) == {"train"} and done.skipped == {why: 2}
+    limited = TrajectoryFilter(sort="oldest", limit=2)
+    assert export_trajectories(tmp_path / "tone", tmp_path / "first", format, wanted=limited).rows == done.rows
+    if format == "sft":
+        asked = TrajectoryFilter(split="warmup")
+        assert export_trajectories(tmp_path / "tone", tmp_path / "asked", format, wanted=asked).rows == {"warmup": 2}
+
+
 async def test_what_cannot_be_written(recorded_run, tmp_path):  # noqa: F811
     run = await recorded_run(groups=1, evals=0)
     (tmp_path / "full").mkdir()

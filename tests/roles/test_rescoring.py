@@ -113,5 +113,5 @@ def test_what_is_told():
         "  r/train/1/0: 1.000 → 0.250 (the components are the same: another weight)",
         "  r/train/1/1: 0.000 → 0.500 (env 0.000 → 0.500, old 1.000 → –)",
         "not scored again: 3 (failed: ValueError)",
-        "note: 1 episodes were shown something else than was recorded: their answers are to other questions",
+        "note: 1 episode was shown something else than was recorded: answers given there are to other questions",
     ]

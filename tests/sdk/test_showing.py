@@ -140,3 +140,10 @@ def test_an_episode_that_failed_has_no_reward():
     assert str(t).startswith("run/train/3/1: no reward: EnvError") and "no reward: EnvError" in t._repr_html_()
     assert "<td style='text-align:left'>–</td>" in Trajectories([t])._repr_html_()
     assert math.isnan(Trajectories([t, episode()]).frame.reward[0])
+
+
+def test_an_example_of_the_warm_up_has_no_reward():
+    t = episode(Message("user", (Text("hi"),)), split="warmup")
+    assert str(t).startswith("run/train/3/1: no reward: an example of the warm-up")
+    assert "<td style='text-align:left'>–</td>" in Trajectories([t])._repr_html_()
+    assert math.isnan(Trajectories([t, episode()]).frame.reward[0])

@@ -98,6 +98,8 @@ class TrajectoryQuery:
     """
 
     split: str | None = None
+    played: bool = False
+    """Only what a policy answered: no examples of the warm-up."""
     statuses: Sequence[str] = ()
     """Any of these; empty: all."""
     reward_min: float | None = None
@@ -171,6 +173,8 @@ def splits(connection: Connection, run: str) -> dict[str, int]:
 def _where(statement: Select[Any], run: str, query: TrajectoryQuery) -> Select[Any]:
     equal = {"split", "env", "group_id", "task_index", "step", "owner"}
     conditions = [_t.run == run, *(_t[name] == value for name in sorted(equal) if (value := getattr(query, name)) is not None)]
+    if query.played:
+        conditions.append(_t.split != "warmup")
     if query.statuses:
         conditions.append(_t.status.in_(list(query.statuses)))
     if query.reward_min is not None:

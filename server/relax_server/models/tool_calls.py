@@ -72,11 +72,19 @@ def _read(block: str, tools: Sequence[Mapping[str, Any]], id: str) -> ToolCall:
         names = _parameters(call.func.id, tools)
         if len(call.args) > len(names):
             raise ValueError(f"{call.func.id} takes {len(names)} positional arguments")
-        arguments = {name: ast.literal_eval(value) for name, value in zip(names, call.args, strict=False)}
-        arguments |= {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
+        arguments = {name: _literal(value) for name, value in zip(names, call.args, strict=False)}
+        arguments |= {k.arg: _literal(k.value) for k in call.keywords if k.arg}
         return ToolCall(id, call.func.id, _json(arguments))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, EnvError) as error:
         return ToolCall(id, "", {}, error=f"the tool call {block[:80]!r} cannot be read ({error})")
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of a literal. Python's own error names an address in memory, another one in each replay."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise ValueError(f"{ast.unparse(node)[:40]!r} is no literal: write texts in quotes") from error
 
 
 def _json(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,14 +51,18 @@ def read_trajectories(config: RunConfig, layout: RunLayout, wanted: TrajectoryFi
         return list(iter_trajectories(journal, layout, wanted))
 
 
-def iter_trajectories(journal: Journal, layout: RunLayout, wanted: TrajectoryFilter) -> Iterator[RecordedTrajectory]:
-    """Recorded trajectories in the order that is wanted; a few groups are held at a time."""
-    yield from _load(journal, layout, journal.find(layout.folder.name, _query(wanted)))
+def iter_trajectories(
+    journal: Journal, layout: RunLayout, wanted: TrajectoryFilter, played: bool = False
+) -> Iterator[RecordedTrajectory]:
+    """Recorded trajectories in the order that is wanted; a few groups are held at a time; `played`: none of the warm-up."""
+    yield from _load(journal, layout, journal.find(layout.folder.name, _query(wanted, played)))
 
 
-def iter_groups(journal: Journal, layout: RunLayout, wanted: TrajectoryFilter) -> Iterator[list[RecordedTrajectory]]:
-    """Recorded trajectories that are wanted, those of a group together; a few groups are held at a time."""
-    rows = journal.find(layout.folder.name, _query(wanted))
+def iter_groups(
+    journal: Journal, layout: RunLayout, wanted: TrajectoryFilter, played: bool = False
+) -> Iterator[list[RecordedTrajectory]]:
+    """As `iter_trajectories`, those of a group together."""
+    rows = journal.find(layout.folder.name, _query(wanted, played))
     place = {id: i for i, id in enumerate(dict.fromkeys(row.group_id for row in rows))}
     together = _load(journal, layout, sorted(rows, key=lambda row: place[row.group_id]))
     for _, group in itertools.groupby(together, key=lambda t: t.group_id):
@@ -71,10 +76,16 @@ def _load(journal: Journal, layout: RunLayout, rows: Sequence[TrajectoryRow]) ->
         yield from (recorded(found[row.id], row, layout) for row in some)
 
 
-def _query(wanted: TrajectoryFilter) -> TrajectoryQuery:
+def count_examples(journal: Journal, layout: RunLayout, wanted: TrajectoryFilter) -> int:
+    """How many examples of the warm-up are among what is wanted, whatever its limit."""
+    return journal.count(layout.folder.name, dataclasses.replace(_query(wanted), split="warmup"))
+
+
+def _query(wanted: TrajectoryFilter, played: bool = False) -> TrajectoryQuery:
     least, most = wanted.reward_range
     return TrajectoryQuery(
         split=wanted.split,
+        played=played,
         statuses=wanted.statuses,
         reward_min=least,
         reward_max=most,

@@ -15,8 +15,10 @@ from relax_sdk.showing import Shelf
 from relax_sdk.trajectory import Status, Trajectory
 from relax_server.journal.base import Journal
 from relax_server.roles.layout import RunLayout
-from relax_server.roles.looking import iter_groups, iter_trajectories
+from relax_server.roles.looking import count_examples, iter_groups, iter_trajectories
 
+IMITATED = ("sft", "preferences")
+"""Formats that models are trained on, to answer so."""
 USABLE = (Status.COMPLETED, Status.TRUNCATED)
 
 
@@ -33,11 +35,20 @@ class Source:
 
     def trajectories(self) -> Iterator[RecordedTrajectory]:
         """The episodes in the order that is wanted."""
-        return iter_trajectories(self.journal, self.layout, self.request.wanted)
+        return iter_trajectories(self.journal, self.layout, self.request.wanted, self._played())
 
     def groups(self) -> Iterator[list[RecordedTrajectory]]:
         """The episodes that are wanted, those of a group together."""
-        return iter_groups(self.journal, self.layout, self.request.wanted)
+        return iter_groups(self.journal, self.layout, self.request.wanted, self._played())
+
+    def _played(self) -> bool:
+        """Whether examples of the warm-up are left out, and counted: nobody should imitate their random answers unasked."""
+        wanted = self.request.wanted
+        if self.request.format not in IMITATED or wanted.split is not None:
+            return False
+        if n := count_examples(self.journal, self.layout, wanted):
+            self.skipped["examples of the warm-up, whose answers are random; --split warmup writes them"] += n
+        return True
 
     def media(self, trajectory: Trajectory, messages: list[dict]) -> list[MediaRef]:
         """The media that messages of an episode name, in order."""
