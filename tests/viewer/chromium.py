@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 """Debian's, as it plays h264; Playwright's own does not."""
@@ -18,6 +18,8 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--mute-audio"]
 AXE = Path(__file__).parents[2] / "viewer" / "node_modules" / "axe-core" / "axe.min.js"
 """Comes with `make view`."""
+expect.set_options(timeout=60_000)
+"""For all that wait for a state of the page: a busy machine may be slow, and what fails is told all the same."""
 
 
 @contextlib.contextmanager
@@ -70,17 +72,17 @@ def plays(player: Locator, seconds: float) -> None:
     )
 
 
-def painted(page: Page, selector: str) -> int:
-    """How many different colours a canvas shows."""
-    return page.evaluate(
-        """selector => {
+def painted(page: Page, selector: str, least: int) -> None:
+    """Return once a canvas shows that many different colours; a time-out of Playwright's where it does not."""
+    page.wait_for_function(
+        """([selector, least]) => {
             const canvas = document.querySelector(selector);
             const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
             const seen = new Set();
             for (let i = 0; i < data.length; i += 4) seen.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
-            return seen.size;
+            return seen.size >= least;
         }""",
-        selector,
+        arg=[selector, least],
     )
 
 

@@ -276,6 +276,22 @@ async def test_only_who_has_the_key_sees_data(tmp_path: Path) -> None:
         assert (await http.get("/view/data/runs.json", headers={"Authorization": f"Bearer {KEY}"})).status_code == 200
 
 
+async def test_files_of_the_page_come_compressed_and_are_kept_by_browsers(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    static = tmp_path / "static"
+    (static / "assets").mkdir(parents=True)
+    (static / "assets" / "a-1.js").write_text(text := "1 + 1;" * 1000)
+    async with client(tmp_path, static=static) as http:
+        zipped = await http.get("/view/assets/a-1.js", headers={"Accept-Encoding": "gzip"})
+        plain = await http.get("/view/assets/a-1.js", headers={"Accept-Encoding": "identity"})
+        assert (zipped.text, plain.text) == (text, text)
+        assert zipped.headers["content-encoding"] == "gzip" and "content-encoding" not in plain.headers
+        assert int(zipped.headers["content-length"]) < 100 < int(plain.headers["content-length"])
+        assert zipped.headers["content-type"].startswith("text/javascript") and "immutable" in zipped.headers["cache-control"]
+        missing = await http.get("/view/")
+        assert missing.status_code == 404 and "make view" in missing.json()["error"]["message"]
+
+
 async def test_pages_of_other_sites_see_nothing(tmp_path: Path) -> None:
     make_run(tmp_path)
     async with client(tmp_path) as http:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import soundfile
 from PIL import Image as PILImage
 from relax_server.models.media_features import FeatureExtractor, patchify
@@ -17,6 +18,7 @@ from relax_server.viewer.journals import Journals
 from relax_server.viewer.pages import File, Pages
 from viewed_runs import make_run
 
+from relax_sdk.errors import MediaError
 from relax_sdk.media import Audio, Image, MediaRef, MediaStore, Video, decode_audio
 
 
@@ -72,6 +74,20 @@ def test_an_item_that_kills_its_process_is_told_and_the_others_go_on(tmp_path: P
     seen.make([(bad, tmp_path / "none"), (good, store.path(good))], folder / "hf", tmp_path / "out")
     assert "ended with code -9" in (tmp_path / "out" / f"{'b' * 64}.json").read_text()
     assert (tmp_path / "out" / f"{good.sha256}-0.png").is_file()
+
+
+def test_what_could_not_be_made_is_made_when_it_is_asked_for_again(tmp_path: Path, monkeypatch) -> None:
+    folder = make_run(tmp_path)
+    ref = MediaStore(folder / "media").put(Image.from_array(np.zeros((8, 8), np.uint8)))
+    source, pages = FolderSource([tmp_path], Journals()), Pages()
+    path = ["runs", "tone", "seen", f"{ref.sha256}.json"]
+    with monkeypatch.context() as patched:
+        patched.setattr(seen.sys, "executable", "/bin/false")
+        with pytest.raises(MediaError, match="ended with code 1"):
+            pages.answer(source, path, {})
+    told = pages.answer(source, path, {})
+    assert isinstance(told, dict) and len(told["frames"]) == 1
+    pages.close()
 
 
 def test_damaged_media_and_unknown_ones_are_told(tmp_path: Path) -> None:

@@ -3,20 +3,23 @@ import type { ComponentChildren } from "preact";
 import { useLayoutEffect, useState } from "preact/hooks";
 import { hasKey, isBundle, loadSite, onKeyWanted, siteInfo } from "./data/client";
 import { forgetRuns } from "./data/store";
-import { ComparePage } from "./pages/compare";
 import { EpisodePage } from "./pages/episode";
 import { GroupPage } from "./pages/group";
 import { MediaPage } from "./pages/media";
-import { OverviewPage } from "./pages/overview";
 import { RunsPage } from "./pages/runs";
 import { TrajectoriesPage } from "./pages/trajectories";
 import { TrajectoryPage } from "./pages/trajectory";
-import { go, link, useRoute, type Route } from "./route";
+import { go, link, type Route } from "./route";
 import { HelpDialog, KeyDialog } from "./ui/dialogs";
-import { useRun } from "./ui/hooks";
+import { useRoute, useRun } from "./ui/hooks";
+import { later } from "./ui/later";
 import { focusSearch, useKeys } from "./ui/keys";
 import { Failure, Loading, Notice } from "./ui/parts";
 import { nextTheme, theme } from "./ui/theme";
+
+// Views with curves bring the library that draws them; whoever opens a trajectory by its link does not wait for it.
+const ComparePage = later("This comparison", async () => (await import("./pages/compare")).ComparePage);
+const OverviewPage = later("This overview", async () => (await import("./pages/overview")).OverviewPage);
 
 const VIEWS: [string, string][] = [
   ["", "Overview"],

@@ -1,5 +1,4 @@
 // The address is the state: #/path/segments?name=value, so that every view can be linked to.
-import { useLayoutEffect, useState } from "preact/hooks";
 
 export interface Route {
   path: string[];
@@ -56,17 +55,4 @@ export function setQuery(changes: Record<string, string | number | null>): void 
   }
   history.replaceState(null, "", link(route.path, route.query));
   window.dispatchEvent(new HashChangeEvent("hashchange"));
-}
-
-export function useRoute(): Route {
-  const [drawn] = useState(location.hash);
-  const [route, setRoute] = useState(() => parse(drawn));
-  useLayoutEffect(() => {
-    // Before anything is painted: who sees the page can change the address.
-    const changed = () => setRoute(parse(location.hash));
-    if (location.hash !== drawn) changed(); // by a part of the page that was drawn before
-    window.addEventListener("hashchange", changed);
-    return () => window.removeEventListener("hashchange", changed);
-  }, []);
-  return route;
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,29 +15,25 @@ from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from relax_sdk.errors import RelaxError
-from relax_server.gateway.errors import ApiError, as_api_error, unknown
+from relax_server.gateway.errors import ApiError, as_api_error
 from relax_server.gateway.wire import error_response
 from relax_server.json_form import as_json
 from relax_server.viewer.base import Door, Source
+from relax_server.viewer.built import STATIC, BuiltPage
 from relax_server.viewer.live import follow
+from relax_server.viewer.packing import pack
 from relax_server.viewer.pages import File, Pages, known_run
 
-STATIC = Path(__file__).parent / "static"
-"""The built page."""
 MOST_STREAMS = 256
 """Pages that may follow a run at once."""
 THREADS = 4
 """Answers that are made at once; more wait."""
 SECONDS = 60.0
 """Seconds in which an answer must be made."""
-LEAST_GZIP = 2048
-"""Bytes of an answer that is worth compressing."""
 MEDIA_HEADERS = {
     "Cache-Control": "private, max-age=31536000, immutable",
     "Content-Security-Policy": "default-src 'none'; sandbox",
 }
-ASSET_HEADERS = {"Cache-Control": "public, max-age=31536000, immutable"}
-"""Headers of files whose names say what is in them."""
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -54,7 +49,7 @@ class ViewerApp:
     """
 
     def __init__(self, door: Door, pages: Pages, static: Path = STATIC, tells_all: bool = False) -> None:
-        self._door, self._pages, self._static, self._tells_all = door, pages, static, tells_all
+        self._door, self._pages, self._built, self._tells_all = door, pages, BuiltPage(static), tells_all
         self._threads = ThreadPoolExecutor(THREADS, "viewer")
         self._streams = 0
         """Pages that follow a run now."""
@@ -78,37 +73,25 @@ class ViewerApp:
             raise ApiError(405, "the viewer only shows: GET and HEAD", "http_error", headers={"Allow": "GET, HEAD"})
         path = segments(request.scope)
         if path[:1] != ["data"]:
-            return self._page(path)
+            return self._built.answer(path, _takes_gzip(request))
         if path == ["data", "site.json"]:
             keys = await self._door.wants_key()
-            return await self._json(request, lambda: self._pages.site(keys))
+            return _sent(as_json(self._pages.site(keys)), False)
         source = await self._door.enter(request)
         if path[1:2] == ["runs"] and path[3:] == ["live"]:
             return await self._live(request, source, path[2])
         return await self._json(request, lambda: self._pages.answer(source, path[1:], request.query_params))
 
-    def _page(self, path: list[str]) -> Response:
-        """A file of the built page; it is looked up, as nothing of a URL becomes part of a path."""
-        if path == [""] and not (self._static / "index.html").is_file():
-            raise ApiError(404, "the page of the viewer was not built: run `make view`", "no_page")
-        files = {tuple(file.relative_to(self._static).parts): file for file in self._static.rglob("*") if file.is_file()}
-        found = files.get(tuple(path) if path != [""] else ("index.html",))
-        if found is None:
-            raise unknown("page", "/".join(path)[:200])
-        hashed = found.parent.name == "assets"
-        return FileResponse(found, headers=ASSET_HEADERS if hashed else {"Cache-Control": "no-cache"})
-
     async def _json(self, request: Request, make: Callable[[], dict[str, Any] | File]) -> Response:
-        zipped = "gzip" in request.headers.get("accept-encoding", "")
+        zipped = _takes_gzip(request)
 
-        def made() -> File | tuple[bytes, dict[str, str]]:
+        def made() -> Response:
             answer = make()
-            return answer if isinstance(answer, File) else _packed(as_json(answer), zipped)
+            if isinstance(answer, File):
+                return FileResponse(answer.path, media_type=answer.mime, headers=MEDIA_HEADERS)
+            return _sent(as_json(answer), zipped)
 
-        answer = await self._call(made)
-        if isinstance(answer, File):
-            return FileResponse(answer.path, media_type=answer.mime, headers=MEDIA_HEADERS)
-        return Response(answer[0], headers=answer[1], media_type="application/json")
+        return await self._call(made)
 
     async def _live(self, request: Request, source: Source, name: str) -> Response:
         """A stream of what changes in a run."""
@@ -151,9 +134,11 @@ def segments(scope: Scope) -> list[str]:
     return [unquote(segment) for segment in below.split("/")]
 
 
-def _packed(body: bytes, zipped: bool) -> tuple[bytes, dict[str, str]]:
-    headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
-    if not zipped or len(body) < LEAST_GZIP:
-        return body, headers
-    packer = zlib.compressobj(1, wbits=31)  # with the header of gzip
-    return packer.compress(body) + packer.flush(), headers | {"Content-Encoding": "gzip"}
+def _takes_gzip(request: Request) -> bool:
+    return "gzip" in request.headers.get("accept-encoding", "")
+
+
+def _sent(answer: bytes, zipped: bool) -> Response:
+    """An answer in JSON, which is asked for anew each time."""
+    body, headers = pack(answer, zipped)
+    return Response(body, headers=headers | {"Cache-Control": "no-store"}, media_type="application/json")

@@ -18,8 +18,8 @@ from relax_server.journal.finding import TrajectoryQuery, TrajectoryRow
 from relax_server.journal.sql import SqlJournal
 from relax_server.journal.texts import spoken
 from relax_server.json_form import as_json
-from relax_server.viewer.app import STATIC
 from relax_server.viewer.base import ViewedRun
+from relax_server.viewer.built import STATIC
 from relax_server.viewer.folders import FolderSource, read_json
 from relax_server.viewer.journals import Journals
 from relax_server.viewer.media import media_file, media_page

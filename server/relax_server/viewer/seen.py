@@ -45,10 +45,7 @@ class Seen:
             ApiError: there is no such item, or no model whose processor is known.
             MediaError: it cannot be made.
         """
-        told = json.loads((self._made(run, sha256) / f"{sha256}.json").read_text())
-        if "error" in told:
-            raise MediaError(told["error"])
-        return with_urls(told, run)
+        return with_urls(json.loads((self._made(run, sha256) / f"{sha256}.json").read_text()), run)
 
     def file(self, run: ViewedRun, name: str) -> tuple[Path, str]:
         """A file of an item, by its name in a URL, and its MIME type.
@@ -78,6 +75,9 @@ class Seen:
                 known = Path(tempfile.mkdtemp(dir=self._root.name))
                 try:
                     make([(ref, path_of(run, ref))], model, known)
+                    told = json.loads((known / f"{sha256}.json").read_text())
+                    if "error" in told:  # it may be another the next time: a busy machine, a lack of memory
+                        raise MediaError(told["error"])
                 except BaseException:
                     shutil.rmtree(known, ignore_errors=True)
                     raise

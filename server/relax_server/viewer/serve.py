@@ -20,8 +20,9 @@ from starlette.types import ASGIApp
 
 from relax_sdk.errors import ConfigError
 from relax_server.gateway.browsers import HEADERS, OwnPages
-from relax_server.viewer.app import STATIC, ViewerApp
+from relax_server.viewer.app import ViewerApp
 from relax_server.viewer.base import Source
+from relax_server.viewer.built import STATIC
 from relax_server.viewer.door import OneKey, hosts
 from relax_server.viewer.folders import FolderSource
 from relax_server.viewer.journals import Journals

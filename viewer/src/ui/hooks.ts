@@ -2,6 +2,7 @@
 import { useEffect, useLayoutEffect, useReducer, useRef, useState } from "preact/hooks";
 import { ReadError } from "../data/client";
 import { runStore, type RunStore } from "../data/store";
+import { parse, type Route } from "../route";
 
 export interface Loaded<T> {
   value: T | null;
@@ -53,4 +54,18 @@ export function useTitle(...parts: (string | number)[]): void {
   useEffect(() => {
     document.title = title;
   }, [title]);
+}
+
+/** What the address asks for, followed. */
+export function useRoute(): Route {
+  const [drawn] = useState(location.hash);
+  const [route, setRoute] = useState(() => parse(drawn));
+  useLayoutEffect(() => {
+    // Before anything is painted: who sees the page can change the address.
+    const changed = () => setRoute(parse(location.hash));
+    if (location.hash !== drawn) changed(); // by a part of the page that was drawn before
+    window.addEventListener("hashchange", changed);
+    return () => window.removeEventListener("hashchange", changed);
+  }, []);
+  return route;
 }
