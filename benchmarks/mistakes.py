@@ -40,7 +40,7 @@ class Mistake:
     name: str
     env: type[relax.Env]
     mend: tuple[str, ...]
-    """Words of the line that tells it."""
+    """Words of the line that tells it, in any case."""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     model: str = "relax/tiny-qwen3"
 
@@ -95,7 +95,7 @@ def tell(mistake: Mistake) -> tuple[int, str] | None:
         folder = Path(temporary) / "run"
         run = relax.Trainer(mistake.env, mistake.model, folder=folder, **merged(mistake.settings))
         lines = said(folder, run)
-    return next(((step, line) for step, line in lines if all(words in line for words in mistake.mend)), None)
+    return next(((step, line) for step, line in lines if all(words.lower() in line.lower() for words in mistake.mend)), None)
 
 
 def false_alarms(env: Any) -> list[tuple[int, str]]:
@@ -123,8 +123,7 @@ def main(names: Sequence[str]) -> None:
             lines = [line for _, line in false_alarms(env)]
             rows.append({"planted": f"nothing, in {name}", "as it should be": not lines, "line": "; ".join(lines)})
             print(f"nothing, in {name}\n  {lines}", flush=True)
-    if not names:
-        save("mistakes", rows, bars={"mistakes told within ten steps": 12})
+    save("mistakes", rows, key="planted", bars={"mistakes told within ten steps": 12})
 
 
 if __name__ == "__main__":
