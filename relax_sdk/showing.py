@@ -150,13 +150,18 @@ def last_answer(trajectory: Shown) -> str:
 def facts_of(trajectory: Shown) -> list[str]:
     """What is known of an episode beside its messages, in words."""
     t = trajectory
-    facts = [f"{t.env}, task {t.task_index}", f"{t.status}", f"{len(t.turns)} turns, {t.n_response_tokens} tokens"]
+    facts = [f"{t.env}, task {t.task_index}", f"{t.status}"]
+    facts += [f"{_number_of(len(t.turns), 'turn')}, {_number_of(t.n_response_tokens, 'token')}"]
     facts += [f"member {t.group_index} of {t.group_size}"] if t.group_size > 1 else []
     for name in ("split", "step", "advantage", "staleness", "gap"):
         value = getattr(t, name, None)
         if value is not None:
             facts.append(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}")
     return [*facts, f"seed {t.seed}"]
+
+
+def _number_of(n: int, noun: str) -> str:
+    return f"{n} {noun}" + ("" if n == 1 else "s")
 
 
 def unscored(trajectory: Shown) -> str | None:

@@ -109,7 +109,7 @@ def test_what_a_trajectory_says_as_text():
     )
     assert str(t).splitlines() == [
         "run/train/3/1: reward 0.250 (env 0.5, length -0.25)",
-        "  e-v0, task 3; completed; 1 turns, 3 tokens; member 1 of 4; split train; step 12; advantage -0.5; seed 7",
+        "  e-v0, task 3; completed; 1 turn, 3 tokens; member 1 of 4; split train; step 12; advantage -0.5; seed 7",
         "system: Listen.",
         f"user: which tone? <audio 0.25 s, {SOUND.ref.sha256[:12]}>",
         "assistant: let me hear → play(from=2)",

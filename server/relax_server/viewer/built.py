@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mimetypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.responses import Response
@@ -27,8 +28,7 @@ class BuiltPage:
     """
 
     def __init__(self, folder: Path = STATIC) -> None:
-        self._files = {file.relative_to(folder).parts: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-        self._packed: dict[tuple[tuple[str, ...], bool], tuple[bytes, dict[str, str]]] = {}
+        self._files = {file.relative_to(folder).parts: _File.read(file) for file in folder.rglob("*") if file.is_file()}
 
     def answer(self, path: Sequence[str], zipped: bool) -> Response:
         """The file at `path`, `[""]` the page itself, compressed where it is worth it and the browser takes it.
@@ -41,8 +41,20 @@ class BuiltPage:
             raise ApiError(404, "the page of the viewer was not built: run `make view`", "no_page")
         if name not in self._files:
             raise unknown("page", "/".join(path)[:200])
-        if (name, zipped) not in self._packed:
-            self._packed[name, zipped] = pack(self._files[name], zipped, level=9)
-        body, headers = self._packed[name, zipped]
-        kind = mimetypes.guess_type(name[-1])[0] or "application/octet-stream"
-        return Response(body, headers=headers | (KEPT if name[0] == "assets" else ASKED_AGAIN), media_type=kind)
+        file = self._files[name]
+        body, headers = file.zipped if zipped else file.plain
+        return Response(body, headers=headers | (KEPT if name[0] == "assets" else ASKED_AGAIN), media_type=file.mime)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file as it is sent: bodies with their headers, made before anybody asks."""
+
+    mime: str
+    plain: tuple[bytes, dict[str, str]]
+    zipped: tuple[bytes, dict[str, str]]
+
+    @staticmethod
+    def read(path: Path) -> _File:
+        body, mime = path.read_bytes(), mimetypes.guess_type(path.name)[0]
+        return _File(mime or "application/octet-stream", pack(body, False), pack(body, True, level=9))
