@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from relax_server.models.catalog import resolve_model
+from relax_server.models.families.qwen3_omni import QWEN3_OMNI
 from relax_server.models.media_features import FeatureExtractor, Kind
 from relax_server.models.processor_config import ProcessorConfig
 
@@ -130,7 +131,7 @@ def reference(python: str, folder: Path, files: Path, images: str = "torchvision
 
 def compare(folder: Path, files: Sequence[Path], theirs: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     """One row a file: tokens here and there, and the largest difference of features (infinite where shapes differ)."""
-    extract = FeatureExtractor(ProcessorConfig.load(folder))
+    extract = FeatureExtractor(ProcessorConfig.load(folder), QWEN3_OMNI.media)
     rows: list[dict[str, Any]] = []
     for file in files:
         kind: Kind = file.name.split("-")[0]  # type: ignore[assignment]

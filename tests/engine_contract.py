@@ -58,7 +58,7 @@ class Served:
 
     @property
     def takes_media(self) -> bool:
-        return self.old.processor.is_omni
+        return bool(self.old.processor.modalities)
 
     def message(self, content: Sequence[Media | str]) -> Message:
         parts = [Text(part) if isinstance(part, str) else part for part in content]

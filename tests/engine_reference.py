@@ -23,12 +23,7 @@ class Reference:
 
     def __init__(self, path: Path) -> None:
         self.processor = Processor.load(path)
-        cls: Any = (
-            transformers.Qwen3OmniMoeThinkerForConditionalGeneration
-            if self.processor.is_omni
-            else transformers.AutoModelForCausalLM
-        )
-        self.model = cls.from_pretrained(path, dtype=torch.float32).eval()
+        self.model = self.processor.family.model_class().from_pretrained(path, dtype=torch.float32).eval()
 
     def features(self, media: Sequence[Media]) -> list[MediaFeatures]:
         return [self.processor.features(m.bytes(), m.ref.sha256, m.kind) for m in media]

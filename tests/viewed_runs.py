@@ -44,7 +44,9 @@ def make_tokenizer(folder: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({f"{kind}_token_id": id for kind, id in PADS.items()}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "qwen3_omni_moe_thinker"} | {f"{kind}_token_id": id for kind, id in PADS.items()})
+    )
     for name, settings in PROCESSORS.items():
         (folder / name).write_text(json.dumps(settings))
 

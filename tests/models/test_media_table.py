@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 from relax_server.models.catalog import resolve_model
+from relax_server.models.families.qwen3_omni import QWEN3_OMNI
 from relax_server.models.media_features import NO_TENSOR, FeatureExtractor, patchify
 from relax_server.models.processor import Processor
 from relax_server.models.processor_config import FrameSampling, ProcessorConfig
@@ -51,7 +52,7 @@ def test_pictures_and_sounds_are_those_of_transformers_without_torchvision(name,
 @pytest.mark.parametrize("name", ["tiny", "hub", "counted"])
 def test_an_outline_tells_what_the_features_are_without_their_tensor(name, files, folders):
     """Also of sounds whose length at the model's rate is not whole, and of films that only PyAV opens."""
-    extract = FeatureExtractor(ProcessorConfig.load(folders[name]))
+    extract = FeatureExtractor(ProcessorConfig.load(folders[name]), QWEN3_OMNI.media)
     for file in files:
         data, kind = file.read_bytes(), file.name.split("-", 1)[0]
         ref = probe(data, kind)  # type: ignore[arg-type]
@@ -77,8 +78,8 @@ def test_all_files_are_those_of_transformers_with_torchvision(name, files, folde
 
 def test_the_filter_is_the_one_that_the_folder_names(files, folders, tmp_path):
     """Pillow's and torchvision's agree in nearly all pixels and not in all: rounding, and the order of the two directions."""
-    pillow = FeatureExtractor(ProcessorConfig.load(with_pillow(folders["tiny"], tmp_path / "pillow")))
-    tensors = FeatureExtractor(ProcessorConfig.load(folders["tiny"]))
+    pillow = FeatureExtractor(ProcessorConfig.load(with_pillow(folders["tiny"], tmp_path / "pillow")), QWEN3_OMNI.media)
+    tensors = FeatureExtractor(ProcessorConfig.load(folders["tiny"]), QWEN3_OMNI.media)
     data = (files[0].parent / "image-rgb.jpg").read_bytes()
     a, b = pillow(data, "image"), tensors(data, "image")
     assert a.grid == b.grid
@@ -96,7 +97,7 @@ def test_frames_of_a_film_are_resized_as_torchvision_does_it(folders, tmp_path):
     frames, _ = decode_video(film.bytes())
     for name in ("tiny", "nested"):
         config = ProcessorConfig.load(with_pillow(folders[name], tmp_path / name))  # of images, which films do not follow
-        features = FeatureExtractor(config)(film.bytes(), "video")
+        features = FeatureExtractor(config, QWEN3_OMNI.media)(film.bytes(), "video")
         settings = config.video
         assert features.grid is not None
         size = features.grid[1] * settings.patch, features.grid[2] * settings.patch

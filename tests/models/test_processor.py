@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 from relax_server.models.catalog import resolve_model
-from relax_server.models.media_features import audio_tokens, fit_size, patchify
+from relax_server.models.families.qwen3_omni import audio_tokens
+from relax_server.models.media_features import fit_size, patchify
 from relax_server.models.processor import Processor
 from relax_server.models.tool_calls import split_tool_calls
 from transformers import Qwen2VLImageProcessorPil, Qwen3OmniMoeThinkerForConditionalGeneration

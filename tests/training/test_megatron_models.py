@@ -78,15 +78,13 @@ def round_trip(path: Path) -> dict[str, Any]:
     from relax_server.training.megatron import hf
     from relax_server.training.megatron.build import load_weights
     from relax_server.training.megatron.folder import write_weights
-    from transformers import AutoConfig, AutoModelForCausalLM, Qwen3OmniMoeThinkerForConditionalGeneration
 
     loaded = _load(path)
     disk, back = read_weights(path), loaded.hf_weights()
-    is_omni = AutoConfig.from_pretrained(path).model_type == "qwen3_omni_moe_thinker"
-    cls = Qwen3OmniMoeThinkerForConditionalGeneration if is_omni else AutoModelForCausalLM
-    memory = cls.from_pretrained(path).state_dict()
+    family = loaded.model.family
+    memory = family.model_class().from_pretrained(path).state_dict()
     names = [n for n, _ in loaded.model.named_parameters()]
-    links = hf.model_links(loaded.hf_config, hf.TensorNames.of(memory, "memory"), names)
+    links = hf.model_links(loaded.hf_config, hf.TensorNames.of(memory, "memory", family), names)
     with torch.no_grad():
         for parameter in loaded.model.parameters():
             parameter.zero_()
@@ -263,7 +261,7 @@ def forest_against_separate(path: Path, recompute: bool) -> dict[str, float]:
     from relax_server.training.forest import pack
 
     loaded, processor = _load(path, recompute=recompute), Processor.load(path)
-    if processor.is_omni:
+    if processor.modalities:
         one, two, three = ["image", "what?"], ["image2", "what?"], ["audio", "hear?"]
         samples = [
             conversation(processor, [(one, "A"), (["video", "now?"], "BCD"), (["short", "x"], "E")]),
@@ -305,7 +303,7 @@ def forest_against_separate(path: Path, recompute: bool) -> dict[str, float]:
     (n_one, logp, grads), (n_alone, logp_alone, grads_alone), (n_split, logp_split, grads_split) = results
     assert n_one == 1 and n_alone == len(samples) and n_split > 2
     assert grads.keys() == grads_alone.keys() == grads_split.keys()
-    assert not processor.is_omni or any(
+    assert not processor.modalities or any(
         float(g.abs().max()) > 0 for n, g in grads.items() if n.startswith("visual.merger_list")
     )
     scale = max(float(g.abs().max()) for g in grads_alone.values())

@@ -124,12 +124,11 @@ def make_trajectory(turns: list[Turn], reward: float, index: int = 0, group: str
 def letter_groups(processor: Processor, n_groups: int = 4, size: int = 6, seed: int = 0, version: int = 0) -> list[Group]:
     """Groups of one-turn episodes that answer a letter; A is right. The media differ from group to group."""
     rng = np.random.default_rng(seed)
-    kinds = ["audio", "image", "video", "short"] if processor.is_omni else [""]
+    kinds = ["audio", "image", "video", "short"] if processor.modalities else [""]
     groups = []
     for g in range(n_groups):
-        ids, media = (
-            prompt(processor, kinds[g % len(kinds)], f"letter {g}?") if processor.is_omni else prompt(processor, f"letter {g}?")
-        )
+        parts = [kinds[g % len(kinds)]] if processor.modalities else []
+        ids, media = prompt(processor, *parts, f"letter {g}?")
         letters = rng.choice(list("ABC"), size)
         trajectories = []
         for i, letter in enumerate(letters):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 from PIL import Image as PILImage
+from relax_server.models.families.qwen3_omni import QWEN3_OMNI
 from relax_server.models.media_features import FeatureExtractor, patchify
 from relax_server.models.processor_config import ProcessorConfig
 from relax_server.viewer import seen
@@ -24,7 +25,7 @@ from relax_sdk.media import Audio, Image, MediaRef, MediaStore, Video, decode_au
 
 def test_what_is_shown_is_what_the_processor_makes(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
-    extract = FeatureExtractor(config := ProcessorConfig.load(folder / "hf"))
+    extract = FeatureExtractor(config := ProcessorConfig.load(folder / "hf"), QWEN3_OMNI.media)
     rng = np.random.default_rng(0)
     items = [
         Audio.from_array(np.sin(np.arange(9000, dtype=np.float32) / 9), 8000),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_sdk.errors import ConfigError
+from relax_server.models.families import TABLE, Family, MediaRule
 from relax_server.models.tokenizer import SPECIAL, byte_tokenizer
 
 FORMAT = 3
@@ -27,7 +28,7 @@ def resolve_model(name: str, seed: int = 0) -> Path:
     """The folder of a model, building it first where it is a built-in one.
 
     Args:
-        name: `relax/tiny-omni`, `relax/tiny-qwen3`, `relax/tiny-llama`, `relax/smollm2-135m`, or a folder.
+        name: `relax/tiny-omni`, `relax/tiny-qwen3` or that of another family, `relax/smollm2-135m`, or a folder.
         seed: of the random weights of the tiny models.
 
     Raises:
@@ -60,75 +61,25 @@ def _build(name: str, seed: int, folder: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _tiny_omni(folder: Path, seed: int) -> None:
-    """A randomly initialised Qwen3-Omni-MoE thinker of about 1.3M parameters with three DeepStack layers."""
-    import torch
-    from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
+def _tiny(family: Family) -> Callable[[Path, int], None]:
+    """The recipe of a family's random model of about a million parameters."""
 
-    tokenizer = byte_tokenizer()
-    ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in SPECIAL.items()}
-    width, heads, tower, layers = 128, 4, 64, 3
-    third = width // heads // 6
-    settings: dict[str, Any] = dict(
-        text_config=dict(
-            vocab_size=len(tokenizer),
-            hidden_size=width,
-            intermediate_size=2 * width,
-            moe_intermediate_size=width,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=2,
-            head_dim=width // heads,
-            num_experts=4,
-            num_experts_per_tok=2,
-            max_position_embeddings=4096,
-            rope_parameters=dict(
-                rope_type="default",
-                rope_theta=10_000.0,
-                mrope_section=[width // heads // 2 - 2 * third, third, third],
-                mrope_interleaved=True,
-            ),
-        ),
-        vision_config=dict(
-            depth=3,
-            hidden_size=tower,
-            intermediate_size=2 * tower,
-            num_heads=4,
-            patch_size=16,
-            spatial_merge_size=2,
-            temporal_patch_size=2,
-            out_hidden_size=width,
-            num_position_embeddings=256,
-            deepstack_visual_indexes=[0, 1, 2],
-        ),
-        audio_config=dict(
-            num_mel_bins=128,
-            encoder_layers=2,
-            encoder_attention_heads=4,
-            encoder_ffn_dim=2 * tower,
-            d_model=tower,
-            output_dim=width,
-            downsample_hidden_size=16,
-            n_window=50,
-            max_source_positions=1500,
-        ),
-        audio_token_id=ids["audio_token"],
-        image_token_id=ids["image_token"],
-        video_token_id=ids["video_token"],
-        audio_start_token_id=ids["audio_bos_token"],
-        audio_end_token_id=ids["audio_eos_token"],
-        vision_start_token_id=ids["vision_bos_token"],
-        vision_end_token_id=ids["vision_eos_token"],
-        user_token_id=tokenizer.convert_tokens_to_ids("u"),
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    config = Qwen3OmniMoeThinkerConfig(**settings)
-    _save(folder, lambda: Qwen3OmniMoeThinkerForConditionalGeneration(config), tokenizer, seed, torch)
-    _omni_processor(folder)
+    def build(folder: Path, seed: int) -> None:
+        import torch
+
+        tokenizer = byte_tokenizer()
+        ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in {**SPECIAL, "u": "u"}.items()}
+        ids |= {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
+        config = family.config_class()(**family.tiny_config(ids, len(tokenizer)))
+        _save(folder, lambda: family.model_class()(config), tokenizer, seed, torch)
+        if family.media is not None:
+            _write_processor(folder, family.media)
+
+    return build
 
 
-def _omni_processor(folder: Path) -> None:
-    """Processor configuration of the tiny thinker: pictures and frames of up to 196 tokens, films of up to 16 frames."""
+def _write_processor(folder: Path, rule: MediaRule) -> None:
+    """Processor configuration of a tiny model: pictures and frames of up to 196 tokens, films of up to 16 frames."""
     pixels: dict[str, Any] = dict(
         size=dict(shortest_edge=32 * 32, longest_edge=196 * 32 * 32),
         image_mean=[0.5, 0.5, 0.5],
@@ -140,38 +91,12 @@ def _omni_processor(folder: Path) -> None:
         rescale_factor=1 / 255,
     )
     image = dict(image_processor_type="Qwen2VLImageProcessor", **pixels)
-    audio = dict(feature_extractor_type="WhisperFeatureExtractor", feature_size=128, sampling_rate=16_000)
+    audio = dict(feature_extractor_type="WhisperFeatureExtractor", feature_size=128, sampling_rate=16_000) if rule.audio else {}
     # More frames a second than films have: all of a short film, and 16 spread over a longer one.
     frames = dict(do_sample_frames=True, fps=60, min_frames=2, max_frames=16)
     video = dict(video_processor_type="Qwen2VLVideoProcessor", **pixels, **frames)
     for name, settings in (("preprocessor_config.json", image | audio), ("video_preprocessor_config.json", video)):
         (folder / name).write_text(json.dumps(settings, indent=1))
-
-
-def _tiny_text(kind: str) -> Callable[[Path, int], None]:
-    def build(folder: Path, seed: int) -> None:
-        import torch
-        import transformers
-
-        tokenizer = byte_tokenizer()
-        shape: dict[str, Any] = dict(
-            vocab_size=len(tokenizer),
-            hidden_size=128,
-            intermediate_size=512,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=4096,
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        config = getattr(transformers, f"{kind}Config")(**shape)
-        _save(folder, lambda: getattr(transformers, f"{kind}ForCausalLM")(config), tokenizer, seed, torch)
-
-    return build
 
 
 def _save(folder: Path, make: Callable[[], Any], tokenizer: Any, seed: int, torch: Any) -> None:
@@ -226,9 +151,4 @@ def _smollm2(folder: Path, seed: int) -> None:
 
 
 SMOLLM2 = "relax/smollm2-135m"
-BUILDERS: dict[str, Callable[[Path, int], None]] = {
-    "relax/tiny-omni": _tiny_omni,
-    "relax/tiny-qwen3": _tiny_text("Qwen3"),
-    "relax/tiny-llama": _tiny_text("Llama"),
-    SMOLLM2: _smollm2,
-}
+BUILDERS: dict[str, Callable[[Path, int], None]] = {f.tiny: _tiny(f) for f in TABLE.values()} | {SMOLLM2: _smollm2}

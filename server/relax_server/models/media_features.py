@@ -1,4 +1,4 @@
-"""Media bytes to the tensors a Qwen3-Omni tower takes, as the model folder's own processor would prepare them.
+"""Media bytes to the tensors that a model's towers take, as the model folder's own processor would prepare them.
 
 Where that processor needs torchvision, this calls what torchvision calls: `torch.nn.functional.interpolate` on 8-bit pixels.
 """
@@ -8,14 +8,17 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from relax_sdk.errors import MediaError
+from relax_sdk.errors import ConfigError, MediaError
 from relax_sdk.measuring import film_size, sound_length
 from relax_sdk.media import MediaRef, decode_audio, decode_image, decode_video
 from relax_server.models.processor_config import RESAMPLE, PatchSettings, ProcessorConfig
+
+if TYPE_CHECKING:
+    from relax_server.models.families.base import MediaRule
 
 Kind = Literal["image", "audio", "video"]
 NO_TENSOR = np.empty((0,), np.float32)
@@ -30,18 +33,42 @@ class MediaFeatures:
     """float32; image and video: [n_patches, 3 * temporal * patch * patch]; audio: [n_mels, n_frames]; `NO_TENSOR` in an
     outline."""
     n_tokens: int
-    """Placeholders after expansion."""
+    """Placeholders after expansion, those of its sound included."""
     grid: tuple[int, int, int] | None = None
     """Patches (time, height, width) before the spatial merge; image and video."""
     second_per_grid: float | None = None
     """Seconds that one temporal patch spans; video."""
+    times: tuple[float, ...] | None = None
+    """Seconds at which each temporal patch is shown, where the model is told them; video."""
+    sound: MediaFeatures | None = None
+    """What is heard with a film, interleaved by time; its embeddings are after those of the pictures."""
+
+    @property
+    def n_visual(self) -> int:
+        """Placeholders that are seen, not heard."""
+        return 0 if self.grid is None else self.n_tokens - (0 if self.sound is None else self.sound.n_tokens)
+
+    @property
+    def heard(self) -> MediaFeatures | None:
+        """What the audio tower takes: the sound itself, or that of a film; None: nothing."""
+        return self if self.grid is None else self.sound
 
 
 class FeatureExtractor:
-    """Decodes and prepares media; safe to call from several threads."""
+    """Decodes and prepares media; safe to call from several threads.
 
-    def __init__(self, config: ProcessorConfig) -> None:
-        self.config = config
+    Args:
+        config: of the model folder.
+        rule: of the model's family.
+
+    Raises:
+        ConfigError: the family takes text only.
+    """
+
+    def __init__(self, config: ProcessorConfig, rule: MediaRule | None) -> None:
+        if rule is None:
+            raise ConfigError("the model takes text only, so it has no media to prepare")
+        self.config, self.rule = config, rule
 
     @cached_property
     def _mel(self) -> Any:
@@ -55,13 +82,13 @@ class FeatureExtractor:
         Raises:
             MediaError: damaged, empty, not finite, or not of a shape that the model's processor takes.
         """
-        if kind == "audio":
+        if kind == "audio" and self.rule.audio is not None:
             return self._audio(decode_audio(data, self.config.audio.sampling_rate))
         if kind == "image":
             return _visual(decode_image(data)[None], "image", self.config.image, self.config.image.max_pixels, None)
         if kind == "video":
             return self._video(data)
-        raise MediaError(f"unknown media kind {kind!r}")
+        raise MediaError(f"the model does not take {kind}")
 
     def outline(self, data: bytes, ref: MediaRef) -> MediaFeatures:
         """The features of one item without their tensor; what it decodes of the item it does not hold.
@@ -72,7 +99,7 @@ class FeatureExtractor:
         if ref.kind == "audio":
             settings = self.config.audio
             length = max(sound_length(data, settings.sampling_rate), settings.min_samples)
-            return MediaFeatures("audio", NO_TENSOR, audio_tokens(length // settings.hop_length))
+            return MediaFeatures("audio", NO_TENSOR, self._count(length // settings.hop_length))
         if ref.kind == "image" and ref.width and ref.height:
             settings = self.config.image
             size = settled_size("image", ref.height, ref.width, settings, settings.max_pixels)
@@ -89,7 +116,12 @@ class FeatureExtractor:
         wave = np.pad(wave, (0, max(0, settings.min_samples - len(wave))))
         out = self._mel(wave, sampling_rate=settings.sampling_rate, padding=False, truncation=False, return_tensors="np")
         tensor = np.ascontiguousarray(out["input_features"][0], dtype=np.float32)
-        return MediaFeatures("audio", tensor, audio_tokens(tensor.shape[1]))
+        return MediaFeatures("audio", tensor, self._count(tensor.shape[1]))
+
+    def _count(self, n_frames: int) -> int:
+        if self.rule.audio_tokens is None:
+            raise MediaError("the model does not take audio")
+        return self.rule.audio_tokens(n_frames)
 
     def _video(self, data: bytes) -> MediaFeatures:
         settings = self.config.video
@@ -137,14 +169,6 @@ def settled_size(kind: str, height: int, width: int, settings: PatchSettings, ma
             f"{factor}"
         )
     return height, width
-
-
-def audio_tokens(n_frames: int) -> int:
-    """Tokens of `n_frames` mel frames: 13 per 100, as Qwen3-Omni's convolutions leave them."""
-    rest = n_frames % 100
-    for _ in range(3):
-        rest = (rest - 1) // 2 + 1
-    return rest + n_frames // 100 * 13
 
 
 def fit_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:

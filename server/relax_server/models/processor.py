@@ -20,7 +20,9 @@ from relax_sdk.media import Media, MediaKey, MediaRef
 from relax_sdk.messages import AssistantMessage, Message, Text
 from relax_server.models.answers import AnswerReader
 from relax_server.models.chat_template import compiled
+from relax_server.models.families import Family, family_of, trained_part
 from relax_server.models.media_features import NO_TENSOR, FeatureExtractor, Kind, MediaFeatures
+from relax_server.models.media_places import MediaTokens, Placed
 from relax_server.models.processor_config import ProcessorConfig
 from relax_server.models.shared_features import SharedFeatures
 from relax_server.models.text_bounds import TextBounds, context_of
@@ -51,12 +53,14 @@ class Processor:
 
         self.path = path
         try:
-            self.hf_config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
+            config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
             self.tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} is not a model folder transformers can read ({error})") from error
-        self.is_omni = self.hf_config.model_type == "qwen3_omni_moe_thinker"
-        text_config = self.hf_config.text_config if self.is_omni else self.hf_config
+        self.family: Family = family_of(config.model_type, str(path))
+        self.hf_config: Any = trained_part(config)
+        """Configuration of what is trained, which is the thinker where the folder holds a whole model."""
+        text_config = self.family.text(self.hf_config)
         self.vocab_size: int = text_config.vocab_size
         self.bounds = TextBounds(self._backend, context_of(text_config))
         """What texts can have, told without encoding them."""
@@ -67,14 +71,18 @@ class Processor:
         self.banned_ids: tuple[int, ...] = ()
         self._extract: FeatureExtractor | None = None
         self._shared: SharedFeatures | None = None
-        if self.is_omni:
+        self._tokens = MediaTokens({}, (-1, -1), (-1, -1), self._encode)
+        rule = self.family.media
+        if rule is not None:
             c = self.hf_config
-            self.placeholder_ids = {"image": c.image_token_id, "audio": c.audio_token_id, "video": c.video_token_id}
-            self.banned_ids = tuple(sorted({*self.placeholder_ids.values(), *self._media_brackets()}))
-            config = ProcessorConfig.load(path)
-            config.check_model(path, c.vision_config, c.audio_config)
-            self._extract = FeatureExtractor(config)
-            self._shared = SharedFeatures(shared, config.digest) if shared is not None else None
+            self.placeholder_ids = {kind: getattr(c, f"{kind}_token_id") for kind in rule.kinds}
+            vision, audio = self._brackets("vision"), self._brackets("audio")
+            self.banned_ids = tuple(sorted({*self.placeholder_ids.values(), *vision, *audio} - {-1}))
+            self._tokens = MediaTokens(self.placeholder_ids, vision, audio, self._encode)
+            settings = ProcessorConfig.load(path)
+            settings.check_model(path, c.vision_config, getattr(c, "audio_config", None))
+            self._extract = FeatureExtractor(settings, rule)
+            self._shared = SharedFeatures(shared, settings.digest) if shared is not None else None
         self._kinds = {id: kind for kind, id in self.placeholder_ids.items()}
         self._features: OrderedDict[MediaKey, MediaFeatures] = OrderedDict()
         self._features_bytes = 0
@@ -109,10 +117,11 @@ class Processor:
             raise ConfigError(f"{self.path}: the model names no end-of-turn token")
         return tuple(sorted(ids))
 
-    def _media_brackets(self) -> list[int]:
-        c = self.hf_config
-        names = ("vision_start_token_id", "vision_end_token_id", "audio_start_token_id", "audio_end_token_id")
-        return [id for name in names if (id := getattr(c, name, None)) is not None]
+    def _brackets(self, what: str) -> tuple[int, int]:
+        """The tokens before and after a medium; -1 where the model has none."""
+        found = [getattr(self.hf_config, f"{what}_{end}_token_id", None) for end in ("start", "end")]
+        first, last = (-1 if id is None else int(id) for id in found)
+        return first, last
 
     # ---------------------------------------------------------------------------------------------------- messages
 
@@ -289,8 +298,13 @@ class Processor:
         out: list[int] = []
         item = iter(features)
         for id in ids:
-            out += [id] * next(item).n_tokens if id in self._kinds else [id]
+            out += self.place(next(item)).ids.tolist() if id in self._kinds else [id]
         return out
+
+    def place(self, item: MediaFeatures) -> Placed:
+        """What the placeholder of an item stands for."""
+        assert self.family.media is not None
+        return self.family.media.place(item, self.hf_config, self._tokens)
 
     def collapse(self, ids: Sequence[int]) -> list[int]:
         """Expanded form to wire form: each run of one placeholder becomes one."""
@@ -310,11 +324,34 @@ class Processor:
                 start = i
         return runs
 
-    def positions(self, ids: Sequence[int], features: Sequence[MediaFeatures]) -> np.ndarray:
-        """M-RoPE positions (time, height, width) of expanded ids; text has three equal rows.
+    def placed(self, ids: Sequence[int], features: Sequence[MediaFeatures]) -> list[tuple[int, Placed]]:
+        """Where each item is in expanded ids: its first token, and what stands there.
 
-        As `get_rope_index` of Qwen3-Omni in transformers: after a media item the count goes on at the largest of its
-        three coordinates plus one, which need not be whole after a video. The next token's position is `max() + 1`.
+        Raises:
+            TokenError: the ids are not those that the features expand to.
+        """
+        array = np.asarray(ids, np.int64)
+        where = np.flatnonzero(np.isin(array, list(self._kinds))) if self._kinds else np.zeros(0, np.int64)
+        out: list[tuple[int, Placed]] = []
+        seen = 0
+        for item in features:
+            placed = self.place(item)
+            start = int(where[seen] - placed.inside[0]) if seen < len(where) else len(array)
+            if start < 0 or not np.array_equal(array[start : start + len(placed)], placed.ids):
+                runs = self.placeholders(ids)
+                if len(runs) != len(features) and len(placed) == len(placed.inside):
+                    raise TokenError(f"{len(runs)} runs of media placeholders but {len(features)} media")
+                raise TokenError(
+                    f"the placeholders from token {start} on are not those of {item.n_tokens} {item.kind} embeddings"
+                )
+            seen += len(placed.inside)
+            out.append((start, placed))
+        if seen != len(where):
+            raise TokenError(f"{len(where)} media placeholders, but {seen} embeddings of {len(features)} media")
+        return out
+
+    def positions(self, ids: Sequence[int], features: Sequence[MediaFeatures]) -> np.ndarray:
+        """M-RoPE positions (time, height, width) of expanded ids, as transformers counts them; text has three equal rows.
 
         Returns:
             float32 [3, len(ids)].
@@ -322,32 +359,25 @@ class Processor:
         Raises:
             TokenError: a run of placeholders is not as long as its features.
         """
-        runs = self.placeholders(ids)
-        if len(runs) != len(features):
-            raise TokenError(f"{len(runs)} runs of media placeholders but {len(features)} media")
+        return self.count(ids, features)[0]
+
+    def count(self, ids: Sequence[int], features: Sequence[MediaFeatures]) -> tuple[np.ndarray, float]:
+        """Positions as `positions` gives them, and that of the token that comes next.
+
+        Raises:
+            TokenError: a run of placeholders is not as long as its features.
+        """
         n = len(ids)
-        if not runs:
-            return np.broadcast_to(np.arange(n, dtype=np.float32), (3, n))
+        placed = self.placed(ids, features)
+        if not placed:
+            return np.broadcast_to(np.arange(n, dtype=np.float32), (3, n)), float(n)
         out = np.empty((3, n), np.float32)
         at, position = 0, 0.0
-        for (kind, start, length), item in zip(runs, features, strict=True):
-            if kind != item.kind or length != item.n_tokens:
-                raise TokenError(f"{length} {kind} placeholders at token {start} but {item.n_tokens} {item.kind} embeddings")
+        for start, item in placed:
             out[:, at:start] = position + np.arange(start - at)
             position += start - at
-            block = self._media_positions(item)
-            out[:, start : start + length] = block + np.float32(position)
-            position += float(block.max()) + 1
-            at = start + length
+            out[:, start : start + len(item)] = item.positions + np.float32(position)
+            position += item.after
+            at = start + len(item)
         out[:, at:] = position + np.arange(n - at)
-        return out
-
-    def _media_positions(self, item: MediaFeatures) -> np.ndarray:
-        if item.grid is None:
-            return np.broadcast_to(np.arange(item.n_tokens, dtype=np.float32), (3, item.n_tokens))
-        merge = self.hf_config.vision_config.spatial_merge_size
-        t, h, w = item.grid[0], item.grid[1] // merge, item.grid[2] // merge
-        pace = self.hf_config.position_id_per_seconds * (item.second_per_grid if item.second_per_grid is not None else 1)
-        grid = np.indices((t, h, w), dtype=np.float32).reshape(3, -1)
-        grid[0] *= np.float32(pace)
-        return grid
+        return out, position + n - at

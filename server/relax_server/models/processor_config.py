@@ -24,9 +24,11 @@ VIDEO = "video_preprocessor_config.json"
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
-OMNI_CLASS = "Qwen3OmniMoeProcessor"
-OMNI_FRAME_SIZE = {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}
-"""Pixels of a film's frame that this class asks for, whatever the size in its video processor's file."""
+_FRAME_SIZES = {
+    "Qwen2_5OmniProcessor": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28},
+    "Qwen3OmniMoeProcessor": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
+}
+"""Pixels of a film's frame that these classes ask for, whatever the size in their video processor's file."""
 
 _IMAGE_CLASSES: dict[str, Filter] = {
     "Qwen2VLImageProcessor": "torchvision",
@@ -204,8 +206,8 @@ class ProcessorConfig:
         image: dict[str, Any] = outer.get("image_processor") or shared
         video: dict[str, Any] = dict(outer.get("video_processor") or own or shared)
         audio: dict[str, Any] = outer.get("feature_extractor") or shared
-        if OMNI_CLASS in (row.get("processor_class") for row in (outer, own, shared)):
-            video = {k: v for k, v in video.items() if k not in ("min_pixels", "max_pixels")} | {"size": OMNI_FRAME_SIZE}
+        for size in [_FRAME_SIZES[n] for row in (outer, own, shared) if (n := row.get("processor_class")) in _FRAME_SIZES]:
+            video = {k: v for k, v in video.items() if k not in ("min_pixels", "max_pixels")} | {"size": size}
         if given := outer.get("videos_kwargs"):
             edges = ("min_pixels", "max_pixels") if "size" in given else ()
             video = {k: v for k, v in video.items() if k not in edges} | given
@@ -238,12 +240,14 @@ class ProcessorConfig:
         Args:
             folder: named in the error.
             vision: the model's `vision_config`.
-            audio: the model's `audio_config`.
+            audio: the model's `audio_config`; None: it does not hear.
 
         Raises:
             ConfigError: patches or mel bands are not of the size the towers take.
         """
-        pairs = [("num_mel_bins", audio.num_mel_bins, "feature_size", self.audio.feature_size)]
+        pairs: list[tuple[str, int, str, int]] = []
+        if audio is not None:
+            pairs = [("num_mel_bins", audio.num_mel_bins, "feature_size", self.audio.feature_size)]
         for settings in (self.image, self.video):
             pairs += [
                 ("patch_size", vision.patch_size, "patch_size", settings.patch),

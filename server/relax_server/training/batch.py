@@ -161,27 +161,27 @@ def _keys(
             media.append(features[ref.key])
     placeholders = np.flatnonzero(np.isin(ids, list(processor.placeholder_ids.values())))
     counts = np.diff(np.searchsorted(placeholders, start))
-    known: dict[tuple[MediaKey, ...], np.ndarray] = {}
-    wanted: list[np.ndarray] = []
+    known: dict[tuple[MediaKey, ...], tuple[np.ndarray, np.ndarray]] = {}
+    wanted: list[tuple[np.ndarray, np.ndarray]] = []
+    nothing = np.zeros(0, np.int64)
     for i, sample in enumerate(samples):
         names = tuple(ref.key for ref in sample.media)
         if names not in known:
-            spans = [number[n] * MEDIA_SPAN + np.arange(features[n].n_tokens) for n in names]
-            known[names] = np.concatenate(spans) if spans else np.zeros(0, np.int64)
-        if len(known[names]) != counts[i]:
+            placed = [(number[n] * MEDIA_SPAN, processor.place(features[n])) for n in names]
+            rows = [nothing, *(first + item.order for first, item in placed)]
+            known[names] = np.concatenate(rows), np.concatenate([nothing, *(item.ids[item.inside] for _, item in placed)])
+        if len(known[names][0]) != counts[i]:
             raise TokenError(
-                f"sample {i}: {counts[i]} media placeholders, but {len(known[names])} embeddings of {len(names)} media items"
+                f"sample {i}: {counts[i]} media placeholders, but {len(known[names][0])} embeddings of {len(names)} media items"
             )
         wanted.append(known[names])
     keys = ids.copy()
     if len(placeholders):
-        rows = np.concatenate(wanted)
-        kinds = np.array([processor.placeholder_ids[m.kind] for m in media])
-        wrong = kinds[rows // MEDIA_SPAN] != ids[placeholders]
+        wrong = np.concatenate([own for _, own in wanted]) != ids[placeholders]
         if wrong.any():
             sample = int(np.searchsorted(start, placeholders[wrong][0], "right") - 1)
             raise TokenError(f"sample {sample}: {int(wrong.sum())} placeholders are of another kind than their media")
-        keys[placeholders] = processor.vocab_size + rows
+        keys[placeholders] = processor.vocab_size + np.concatenate([rows for rows, _ in wanted])
     return keys, tuple(media)
 
 
@@ -193,8 +193,8 @@ def _positions(
     processor: Processor,
     features: dict[MediaKey, MediaFeatures],
 ) -> np.ndarray:
-    """Positions of all tokens. Up to the last placeholder they come from the processor, once per distinct beginning; text
-    after it counts on from the largest coordinate."""
+    """Positions of all tokens. Up to the last item they come from the processor, once per distinct beginning; text
+    after it counts on from there."""
     out = np.empty((3, len(ids)), np.float32)
     known: dict[bytes, tuple[np.ndarray, float]] = {}
     media_at = np.flatnonzero(keys >= processor.vocab_size)
@@ -206,11 +206,11 @@ def _positions(
         if not sample.media:
             out[:, a:b] = count[: b - a]
             continue
-        cut = int(media_at[last[i]]) + 1
+        ending = processor.place(features[sample.media[-1].key])
+        cut = int(media_at[last[i]]) + len(ending) - int(ending.inside[-1])  # with the text that ends an item
         name = keys[a:cut].tobytes()
         if name not in known:
-            begin = processor.positions(ids[a:cut].tolist(), [features[ref.key] for ref in sample.media])
-            known[name] = begin, float(begin.max()) + 1
+            known[name] = processor.count(ids[a:cut].tolist(), [features[ref.key] for ref in sample.media])
         begin, after = known[name]
         out[:, a:cut] = begin
         out[:, cut:b] = after + count[: b - cut]

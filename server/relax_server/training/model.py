@@ -130,7 +130,7 @@ class LogprobModel:
         """
         if parallel.data_parallel()[0] != 0:
             return []
-        return folder.write_folder(self.model_path, self._loaded.hf_weights(), Path(folder_), shard_size)
+        return folder.write_folder(self.model_path, self._loaded.folder_weights(), Path(folder_), shard_size)
 
     # ----------------------------------------------------------------------------------------------------- inner works
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from relax_sdk.decoding import decode_audio, decode_image, decode_video
 from relax_sdk.errors import RelaxError
+from relax_server.models.families import media_rule
 from relax_server.models.media_features import FeatureExtractor, resize, settled_size
 from relax_server.models.processor_config import ProcessorConfig
 
@@ -35,7 +36,8 @@ def main(model: Path, out: Path, seconds: int) -> None:
         used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
         resource.setrlimit(resource.RLIMIT_CPU, (int(used) + seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
         try:
-            told = see(FeatureExtractor(ProcessorConfig.load(model)), Path(item["path"]), item["kind"], out / item["sha256"])
+            extractor = FeatureExtractor(ProcessorConfig.load(model), media_rule(model))
+            told = see(extractor, Path(item["path"]), item["kind"], out / item["sha256"])
         except (RelaxError, OSError, MemoryError) as error:
             told = {"error": str(error) or type(error).__name__}
         (out / f"{item['sha256']}.json").write_text(json.dumps(told))

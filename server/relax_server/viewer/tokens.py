@@ -105,7 +105,9 @@ def _placeholders(folder: Path) -> dict[int, str]:
         config = model_config(folder)
     except ConfigError:
         return {}
-    return {id: kind for kind in KINDS if isinstance(id := config.get(f"{kind}_token_id"), int)}
+    config = config.get("thinker_config") or config
+    names = [(kind, f"{kind}_token_{end}") for kind in KINDS for end in ("id", "index")]
+    return {id: kind for kind, name in names if isinstance(id := config.get(name), int)}
 
 
 def _is_byte_level(folder: Path) -> bool:

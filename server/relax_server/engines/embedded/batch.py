@@ -36,7 +36,7 @@ class ForwardBatch:
     ids: np.ndarray
     """int64 [tokens]."""
     positions: np.ndarray
-    """int64 [tokens], or float32 [3, tokens] for omni models."""
+    """int64 [tokens], or float32 [3, tokens] for models with three coordinates."""
     media: list[MediaRows]
     sampled: list[Sequence]
     """Sequences that get a token."""
@@ -53,7 +53,7 @@ def build(work: list[Work], table: np.ndarray, runner: ModelRunner, embeddings: 
     order = order_spans(spans)
     computing, spans = [computing[i] for i in order], [spans[i] for i in order]
     known = _embed(computing, runner, embeddings, stats)
-    ids, positions = _tokens(computing, runner.is_omni)
+    ids, positions = _tokens(computing, runner.mrope)
     media: list[MediaRows] = []
     last: dict[Work, int] = {}
     at = 0
@@ -64,7 +64,9 @@ def build(work: list[Work], table: np.ndarray, runner: ModelRunner, embeddings: 
             stats.prompt_tokens += min(stop, len(prompt)) - start
             for m in _media_in(item):
                 a, b = max(m.start, start), min(m.stop, stop)
-                media.append(MediaRows(at + a - start, known[m.key], a - m.start, b - m.start))
+                rows = m.rows[a - m.start : b - m.start]
+                inside = np.flatnonzero(rows >= 0)
+                media.append(MediaRows(inside + (at + a - start), known[m.key], rows[inside]))
         at += item.n
         if item.is_complete:
             last[item] = at - 1
@@ -81,7 +83,7 @@ def build(work: list[Work], table: np.ndarray, runner: ModelRunner, embeddings: 
     )
 
 
-def _tokens(work: list[Work], omni: bool) -> tuple[np.ndarray, np.ndarray]:
+def _tokens(work: list[Work], mrope: bool) -> tuple[np.ndarray, np.ndarray]:
     """Ids int64 [tokens], and positions int64 [tokens] or float32 [3, tokens], of spans that are in layout order."""
     singles = next((i for i, w in enumerate(work) if w.n > 1), len(work))  # mostly decoding sequences: no array each
     ids = [np.fromiter((_token(w.sequence, w.start) for w in work[:singles]), np.int64, singles)]
@@ -89,7 +91,7 @@ def _tokens(work: list[Work], omni: bool) -> tuple[np.ndarray, np.ndarray]:
     places = [np.fromiter((w.start for w in work[:singles]), np.int64, singles)]
     places += [np.arange(w.start, w.start + w.n) for w in work[singles:]]
     flat = np.concatenate(places)
-    if not omni:
+    if not mrope:
         return np.concatenate(ids), flat
     positions = np.empty((3, len(flat)), np.float32)
     positions[:] = flat

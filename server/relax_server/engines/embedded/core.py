@@ -27,14 +27,16 @@ class PromptMedia:
     """One media item of a prompt."""
 
     key: int
-    """Negative; made of kind and sha256, and the prefix key of its placeholders."""
+    """Negative; made of kind and sha256, and the prefix key of its tokens."""
     start: int
-    """First placeholder."""
+    """First token."""
+    rows: np.ndarray
+    """int64 [n], row of its embeddings that each of its tokens has; -1: it is text that belongs to the item."""
     features: MediaFeatures
 
     @property
     def stop(self) -> int:
-        return self.start + self.features.n_tokens
+        return self.start + len(self.rows)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Prompt:
     tokens: np.ndarray
     """`ids` as int64 [n]."""
     keys: np.ndarray
-    """int64 [n]: `ids`, with each placeholder replaced by its media's key."""
+    """int64 [n]: `ids`, with each token of a media item replaced by its key."""
     digest: bytes
     """Digest of `keys`."""
     positions: np.ndarray | None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,9 @@ import torch
 from relax_sdk.errors import ConfigError
 from relax_server.engines.embedded import attention, weights
 from relax_server.engines.embedded.kv_pool import KVPool
+from relax_server.models.families import Family, check_supported, family_of
 from relax_server.models.media_features import MediaFeatures
 from relax_server.models.weight_files import read_weights
-
-TEXT_MODELS = ("llama", "qwen2", "qwen3", "qwen3_moe")
-OMNI_MODEL = "qwen3_omni_moe_thinker"
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,13 @@ class Embedding:
 
 @dataclass(frozen=True)
 class MediaRows:
-    """Rows `first` to `first + stop - start` of a flattened batch are tokens `start` to `stop` of a media item."""
+    """Tokens of a flattened batch that are embeddings of a media item."""
 
-    first: int
+    at: np.ndarray
+    """int64 [n], where they are."""
     embedding: Embedding
-    start: int
-    stop: int
+    rows: np.ndarray
+    """int64 [n], which of the item's embeddings they are."""
 
 
 class ModelRunner:
@@ -53,17 +53,15 @@ class ModelRunner:
     """
 
     def __init__(self, path: Path, hf_config: Any, dtype: torch.dtype, record_routes: bool) -> None:
-        self.is_omni = hf_config.model_type == OMNI_MODEL
-        if not self.is_omni and hf_config.model_type not in TEXT_MODELS:
-            known = ", ".join((*TEXT_MODELS, OMNI_MODEL))
-            raise ConfigError(f"{path}: model type {hf_config.model_type!r}; the embedded engine runs {known}")
+        self.family = family_of(hf_config.model_type, str(path))
+        check_supported(self.family.text(hf_config), str(path))
+        self.mrope = self.family.media is not None
+        """Whether positions have three coordinates."""
         attention.register()
-        self.model = _load(path, self.is_omni, dtype)
+        self.model = _load(path, self.family, hf_config, dtype)
         self.model.eval().requires_grad_(False)
-        self.text: Any = self.model.model.language_model if self.is_omni else self.model.model
+        self.text: Any = self.model.model.language_model if self.mrope else self.model.model
         config = self.text.config
-        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-            raise ConfigError(f"{path}: sliding-window attention is not supported by the embedded engine")
         config._attn_implementation = attention.NAME
         self.dtype = dtype
         self.vocab_size: int = config.vocab_size
@@ -93,9 +91,9 @@ class ModelRunner:
 
         Args:
             ids: int64 [tokens].
-            positions: int64 [tokens] for text models, float32 [3, tokens] for omni ones.
+            positions: int64 [tokens] for text models, float32 [3, tokens] where they have three coordinates.
             layout: from `attention.plan`.
-            media: what replaces the embeddings of placeholders, by ascending `first`.
+            media: what replaces the embeddings of placeholders, in the order of the tokens.
 
         Returns:
             [tokens, hidden], after the last norm.
@@ -103,24 +101,15 @@ class ModelRunner:
         embeds = self.text.embed_tokens(torch.from_numpy(ids))
         extra: dict[str, Any] = {}
         if media:
-            visual = [m for m in media if m.embedding.deepstack]
             for m in media:
-                embeds[m.first : m.first + m.stop - m.start] = m.embedding.embeds[m.start : m.stop]
-            if visual:
-                mask = torch.zeros(1, len(ids), dtype=torch.bool)
-                for m in visual:
-                    mask[0, m.first : m.first + m.stop - m.start] = True
-                depth = len(visual[0].embedding.deepstack)
-                extra["visual_pos_masks"] = mask
-                extra["deepstack_visual_embeds"] = [
-                    torch.cat([m.embedding.deepstack[i][m.start : m.stop] for m in visual]) for i in range(depth)
-                ]
+                embeds[torch.from_numpy(m.at)] = m.embedding.embeds[torch.from_numpy(m.rows)]
+            extra = _deepstack(media, len(ids))
         places = torch.from_numpy(positions)
         self._layout = layout
         try:
             out = self.text(
                 inputs_embeds=embeds[None],
-                position_ids=places[:, None] if self.is_omni else places[None],
+                position_ids=places[:, None] if self.mrope else places[None],
                 use_cache=False,
                 layout=layout,
                 **extra,
@@ -151,35 +140,37 @@ class ModelRunner:
 
     def embed_media(self, items: Sequence[MediaFeatures]) -> list[Embedding]:
         """Run the towers: all images and videos in one pass, sounds in others."""
-        out: dict[int, Embedding] = {}
-        visual = [i for i, f in enumerate(items) if f.kind != "audio"]
+        seen: dict[int, Embedding] = {}
+        visual = [i for i, f in enumerate(items) if f.grid is not None]
         if visual:
             grids = torch.tensor([items[i].grid for i in visual])
             pixels = torch.from_numpy(np.concatenate([items[i].tensor for i in visual])).to(self.dtype)
             done = self.model.model.visual(pixels, grid_thw=grids)
-            sizes = [items[i].n_tokens for i in visual]
-            parts = zip(done.pooler_output.split(sizes), *(f.split(sizes) for f in done.deepstack_features), strict=True)
+            sizes = [items[i].n_visual for i in visual]
+            deep = getattr(done, "deepstack_features", None) or ()
+            parts = zip(done.pooler_output.split(sizes), *(f.split(sizes) for f in deep), strict=True)
             for i, (embeds, *deepstack) in zip(visual, parts, strict=True):
-                out[i] = Embedding(embeds.clone(), tuple(d.clone() for d in deepstack))
-        for sounds in self._sound_batches(items):
-            lengths = torch.tensor([items[i].tensor.shape[1] for i in sounds])
-            frames = torch.from_numpy(np.concatenate([items[i].tensor for i in sounds], 1)).to(self.dtype)
+                seen[i] = Embedding(embeds.clone(), tuple(d.clone() for d in deepstack))
+        heard: dict[int, torch.Tensor] = {}
+        sounds = {i: sound for i, f in enumerate(items) if (sound := f.heard) is not None}
+        for batch in self._sound_batches(sounds):
+            lengths = torch.tensor([sounds[i].tensor.shape[1] for i in batch])
+            frames = torch.from_numpy(np.concatenate([sounds[i].tensor for i in batch], 1)).to(self.dtype)
             done = self.model.model.audio_tower(frames, feature_lens=lengths)
-            for i, embeds in zip(sounds, done.last_hidden_state.split([items[i].n_tokens for i in sounds]), strict=True):
-                out[i] = Embedding(embeds.clone())
-        return [out[i] for i in range(len(items))]
+            sizes = [sounds[i].n_tokens for i in batch]
+            heard |= {i: embeds.clone() for i, embeds in zip(batch, done.last_hidden_state.split(sizes), strict=True)}
+        return [_joined(seen.get(i), heard.get(i)) for i in range(len(items))]
 
-    def _sound_batches(self, items: Sequence[MediaFeatures]) -> list[list[int]]:
+    def _sound_batches(self, sounds: Mapping[int, MediaFeatures]) -> list[list[int]]:
         """Sounds that may share a pass of the tower: those of a full window, and shorter ones of equal length.
 
         The tower pads all windows of a call to the longest, so that a shorter sound would come out differently beside others
         than alone, and the trainer takes each as if alone.
         """
-        window = 2 * self.model.config.audio_config.n_window
         batches: dict[int, list[int]] = {}
-        for i, item in enumerate(items):
-            if item.kind == "audio":
-                batches.setdefault(min(item.tensor.shape[1], window), []).append(i)
+        for i, sound in sounds.items():
+            window = 2 * self.model.config.audio_config.n_window
+            batches.setdefault(min(sound.tensor.shape[1], window), []).append(i)
         return list(batches.values())
 
     # ----------------------------------------------------------------------------------------------------- weights
@@ -196,13 +187,36 @@ class ModelRunner:
             parameter.data = torch.empty(self._shapes[name], dtype=parameter.dtype)
 
 
-def _load(path: Path, omni: bool, dtype: torch.dtype) -> Any:
+def _deepstack(media: Sequence[MediaRows], n: int) -> dict[str, Any]:
+    """Arguments of transformers' decoders for what is added to the first layers' outputs at some of n tokens."""
+    deep = [m for m in media if m.embedding.deepstack]
+    if not deep:
+        return {}
+    which = [torch.from_numpy(np.flatnonzero(m.rows < len(m.embedding.deepstack[0]))) for m in deep]  # a film's own rows
+    mask = torch.zeros(1, n, dtype=torch.bool)
+    for m, some in zip(deep, which, strict=True):
+        mask[0, torch.from_numpy(m.at)[some]] = True
+    rows = [torch.from_numpy(m.rows)[some] for m, some in zip(deep, which, strict=True)]
+    layers = range(len(deep[0].embedding.deepstack))
+    features = [torch.cat([m.embedding.deepstack[i][own] for m, own in zip(deep, rows, strict=True)]) for i in layers]
+    return {"visual_pos_masks": mask, "deepstack_visual_embeds": features}
+
+
+def _joined(seen: Embedding | None, heard: torch.Tensor | None) -> Embedding:
+    """The embeddings of an item that is seen, heard, or both: a film's sound is after its pictures."""
+    if heard is None:
+        assert seen is not None
+        return seen
+    return Embedding(heard) if seen is None else Embedding(torch.cat((seen.embeds, heard)), seen.deepstack)
+
+
+def _load(path: Path, family: Family, hf_config: Any, dtype: torch.dtype) -> Any:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    cls = transformers.Qwen3OmniMoeThinkerForConditionalGeneration if omni else transformers.AutoModelForCausalLM
+    more = {} if family.whole is None else {"config": hf_config, "key_mapping": {f"^{re.escape(family.whole.prefix)}": ""}}
     try:
-        return cls.from_pretrained(path, dtype=dtype, local_files_only=True)
+        return family.model_class().from_pretrained(path, dtype=dtype, local_files_only=True, **more)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be loaded ({error})") from error
 

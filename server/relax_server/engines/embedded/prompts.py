@@ -184,17 +184,17 @@ class PromptBuilder:
         features = [item.features for item in items]
         try:
             expanded = self.processor.expand(ids, features)
-            runs = self.processor.placeholders(expanded) if items else []
-            positions = self.processor.positions(expanded, features) if items else None
+            placed = self.processor.placed(expanded, features) if items else []
+            positions, after = self.processor.count(expanded, features) if items else (None, 0.0)
         except TokenError as error:
             raise RequestError(str(error)) from error
         tokens = np.asarray(expanded, np.int64)
         keys = tokens.copy() if items else tokens
         media = []
-        for item, (_, start, length) in zip(items, runs, strict=True):
-            keys[start : start + length] = item.key
-            media.append(PromptMedia(item.key, start, item.features))
-        offset = float(positions.max()) + 1 - len(expanded) if positions is not None else 0.0
+        for item, (start, what) in zip(items, placed, strict=True):
+            keys[start : start + len(what)] = item.key
+            media.append(PromptMedia(item.key, start, what.rows, item.features))
+        offset = after - len(expanded) if positions is not None else 0.0
         digest = hashlib.blake2b(keys.tobytes(), digest_size=16).digest()
         return Prompt(list(expanded), tokens, keys, digest, positions, offset, tuple(media))
 

@@ -9,6 +9,7 @@ import torch
 from relax_sdk.errors import ConfigError
 
 _OMNI_PREFIXES = (("model.", "model.language_model."), ("visual.", "model.visual."), ("audio_tower.", "model.audio_tower."))
+_THINKER = "thinker."
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -16,7 +17,7 @@ def assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> list[tup
     """Find the place of every tensor; nothing is changed yet.
 
     Args:
-        model: Llama, Qwen2, Qwen3, Qwen3-MoE or the Qwen3-Omni-MoE thinker, as transformers builds it (experts fused).
+        model: of any family of `models.families`, as transformers builds it (experts fused).
         tensors: by the names `save_pretrained` writes (one matrix per expert) or by the model's own.
 
     Returns:
@@ -31,7 +32,10 @@ def assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> list[tup
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     covered: dict[str, int] = dict.fromkeys(parameters, 0)
     unknown: list[str] = []
+    whole = any(name.startswith(_THINKER) for name in tensors)
     for name, tensor in tensors.items():
+        if whole and not name.startswith(_THINKER):
+            continue  # of another part of the model, such as the talker
         target, view = _place(name, parameters, omni)
         if target is None or view is None:
             unknown.append(name)
@@ -61,7 +65,7 @@ def _tied(model: torch.nn.Module, parameters: dict[str, torch.nn.Parameter]) -> 
 
 
 def _place(name: str, parameters: dict[str, torch.nn.Parameter], omni: bool) -> tuple[str, torch.Tensor] | tuple[None, None]:
-    name = name.removeprefix("thinker.")
+    name = name.removeprefix(_THINKER)
     if omni and name not in parameters:
         for short, full in _OMNI_PREFIXES:
             if name.startswith(short):

@@ -10,9 +10,10 @@ import torch
 
 from relax_sdk.config import Attention
 from relax_sdk.errors import ConfigError
+from relax_server.models.families import family_of, trained_part
 from relax_server.models.weight_files import FolderWeights
 from relax_server.training.megatron import flex, hf, parallel
-from relax_server.training.megatron.config import OMNI_TYPE, head_dim, text_config, transformer_config
+from relax_server.training.megatron.config import head_dim, text_config, transformer_config
 from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.omni import OmniModel
 
@@ -24,6 +25,12 @@ class Loaded:
     model: ForestModel
     hf_config: Any
     links: list[hf.Link]
+    source: FolderWeights
+    """Weights of the folder that it was loaded from."""
+
+    def folder_weights(self) -> hf.WithUntrained:
+        """All that belongs into a folder like the model's own: what was trained, and other parts as they are there."""
+        return hf.WithUntrained(self.hf_weights(), self.source)
 
     def hf_weights(self) -> hf.HfWeights:
         """The parameters under Hugging Face names, as the model's folder spells them."""
@@ -44,7 +51,7 @@ def build_model(
         ConfigError: the model cannot be trained.
     """
     config = transformer_config(hf_config, dtype=dtype, recompute=recompute)
-    kind = OmniModel if hf_config.model_type == OMNI_TYPE else ForestModel
+    kind = ForestModel if family_of(hf_config.model_type).media is None else OmniModel
     model = kind(config, hf_config, device).to(device)
     model.flex = flex.way(attention, device, head_dim(text_config(hf_config))) == "flex"
     for parameter in model.parameters():  # not `model.to(dtype)`: position buffers stay float32, as in `from_pretrained`
@@ -67,12 +74,13 @@ def load_model(
         ConfigError: the model cannot be trained, or its weights do not fit its configuration.
     """
     device = device or torch.device("cpu")
+    hf_config = trained_part(hf_config)
     model = build_model(hf_config, dtype=dtype, device=device, recompute=recompute, attention=attention)
     weights = FolderWeights(path)
     names = [name for name, _ in model.named_parameters()]
-    links = hf.model_links(hf_config, hf.TensorNames.of(weights.shapes, str(path)), names)
+    links = hf.model_links(hf_config, hf.TensorNames.of(weights.shapes, str(path), model.family), names)
     load_weights(model, links, weights)
-    return Loaded(model, hf_config, links)
+    return Loaded(model, hf_config, links, weights)
 
 
 def load_weights(model: ForestModel, links: list[hf.Link], weights: FolderWeights) -> None:

@@ -7,23 +7,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from relax_sdk.errors import ConfigError
-
-TEXT_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
-OMNI_TYPE = "qwen3_omni_moe_thinker"
+from relax_server.models.families import check_supported, family_of
 
 
 def text_config(hf_config: Any) -> Any:
     """The language model's part of a configuration.
 
     Raises:
-        ConfigError: a model type that cannot be trained.
+        ConfigError: a model type that is not in the table of families.
     """
-    if hf_config.model_type == OMNI_TYPE:
-        return hf_config.text_config
-    if hf_config.model_type in TEXT_TYPES:
-        return hf_config
-    raise ConfigError(f"model_type {hf_config.model_type!r} cannot be trained; allowed: {', '.join((*TEXT_TYPES, OMNI_TYPE))}")
+    return family_of(hf_config.model_type).text(hf_config)
 
 
 def head_dim(config: Any) -> int:
@@ -39,28 +32,12 @@ def moe_layers(config: Any) -> list[bool]:
     return [experts > 0 and i not in dense and (i + 1) % every == 0 for i in range(config.num_hidden_layers)]
 
 
-def has_qk_norm(config: Any) -> bool:
-    """Whether queries and keys are normalised per head."""
-    return config.model_type.startswith("qwen3")
-
-
-def _check(config: Any) -> None:
-    """Refuse what the layers below would silently compute otherwise."""
-    for field, wanted in (("hidden_act", ("silu",)), ("attention_bias", (False, None)), ("mlp_bias", (False, None))):
-        value = getattr(config, field, None)
-        if value not in wanted and not (field == "hidden_act" and value is None):
-            raise ConfigError(f"{config.model_type}: {field} = {value!r} cannot be trained; allowed: {wanted[0]!r}")
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or (getattr(config, "use_sliding_window", False) and config.sliding_window):
-        raise ConfigError(f"{config.model_type}: sliding-window attention cannot be trained (layer_types {sorted(kinds)})")
-
-
 def _moe_settings(config: Any, sparse: list[bool]) -> dict[str, Any]:
     return dict(
         num_moe_experts=config.num_experts,
         moe_router_topk=config.num_experts_per_tok,
         moe_ffn_hidden_size=config.moe_intermediate_size,
-        moe_router_pre_softmax=not config.norm_topk_prob,
+        moe_router_pre_softmax=not getattr(config, "norm_topk_prob", True),
         moe_router_load_balancing_type="none",
         moe_token_dispatcher_type="alltoall",
         moe_layer_freq=[int(s) for s in sparse],
@@ -71,7 +48,7 @@ def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: bool) -
     """Megatron's `TransformerConfig` of a Hugging Face configuration.
 
     Args:
-        hf_config: a Hugging Face configuration whose type is in `TEXT_TYPES` or is `OMNI_TYPE`.
+        hf_config: a Hugging Face configuration of a family of `models.families.TABLE`.
         dtype: the type of the parameters, float32 or bfloat16.
         recompute: keep only the inputs of the layers and compute them again for the backward pass.
 
@@ -80,8 +57,9 @@ def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: bool) -
     """
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    c = text_config(hf_config)
-    _check(c)
+    family = family_of(hf_config.model_type)
+    c = family.text(hf_config)
+    check_supported(c, hf_config.model_type)
     sparse = moe_layers(c)
     settings: dict[str, Any] = dict(
         num_layers=c.num_hidden_layers,
@@ -95,8 +73,8 @@ def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: bool) -
         gated_linear_unit=True,
         activation_func=F.silu,
         add_bias_linear=False,
-        add_qkv_bias=c.model_type == "qwen2",
-        qk_layernorm=has_qk_norm(c),
+        add_qkv_bias=family.qkv_bias,
+        qk_layernorm=family.qk_norm,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=True,

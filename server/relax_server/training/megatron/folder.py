@@ -17,7 +17,7 @@ from torch import Tensor
 from relax_sdk.model_export import SHARD_SIZE
 from relax_server.machine_limits import check_room, limits_told
 from relax_server.models.weight_files import INDEX, WEIGHTS
-from relax_server.training.megatron.hf import HfWeights
+from relax_server.training.megatron.hf import HfWeights, WithUntrained
 
 _NOT_COPIED = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 
@@ -140,7 +140,7 @@ def replace_folder(new: Path, folder: Path) -> None:
 
 def _like(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Shapes and dtypes of weights, without making those that are made on request."""
-    return weights.like() if isinstance(weights, HfWeights) else weights
+    return weights.like() if isinstance(weights, (HfWeights, WithUntrained)) else weights
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +10,9 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
+from relax_server.models.families import family_of
 from relax_server.training.forest import Forest
-from relax_server.training.megatron.config import has_qk_norm, moe_layers, text_config
+from relax_server.training.megatron.config import moe_layers
 from relax_server.training.megatron.layer import block_spec
 from relax_server.training.megatron.micro_batch import MicroBatch
 from relax_server.training.megatron.rope import ForestRotary, inverse_frequencies
@@ -27,18 +27,18 @@ class ForestGPT(GPTModel):
 
 
 class ForestModel(MegatronModule):
-    """Llama, Qwen2, Qwen3 or Qwen3-MoE.
+    """A language model of any family; `OmniModel` adds towers.
 
     Args:
         config: Megatron's, see `config.transformer_config`.
         hf_config: the Hugging Face configuration it was made from.
         device: where parameters and buffers live.
-        sections: channels of (time, height, width) in interleaved M-RoPE; None for text.
     """
 
-    def __init__(self, config: Any, hf_config: Any, device: torch.device, sections: Sequence[int] | None = None) -> None:
+    def __init__(self, config: Any, hf_config: Any, device: torch.device) -> None:
         super().__init__(config)
-        c = text_config(hf_config)
+        self.family = family_of(hf_config.model_type)
+        c, media = self.family.text(hf_config), self.family.media
         self.pre_process = self.post_process = True
         self.share_embeddings_and_output_weights = bool(hf_config.tie_word_embeddings)
         self.moe_layers = moe_layers(c)
@@ -49,13 +49,15 @@ class ForestModel(MegatronModule):
         """Frames of a full chunk of the audio tower, if there is one."""
         self.gpt = ForestGPT(
             config,
-            block_spec(self.moe_layers, config.num_moe_experts, has_qk_norm(c)),  # type: ignore[arg-type]
+            block_spec(self.moe_layers, config.num_moe_experts, self.family.qk_norm),  # type: ignore[arg-type]
             vocab_size=c.vocab_size,
             max_sequence_length=c.max_position_embeddings,
             position_embedding_type="mrope",
             share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
         )
-        rotary: Any = ForestRotary(inverse_frequencies(c), sections, device)
+        sections = None if media is None else c.rope_parameters["mrope_section"]
+        interleaved = media is None or media.mrope == "interleaved"
+        rotary: Any = ForestRotary(inverse_frequencies(c), sections, device, interleaved)
         self.gpt.rotary_pos_emb = rotary
         self.model_type = self.gpt.model_type
 

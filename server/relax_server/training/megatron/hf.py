@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from relax_sdk.errors import ConfigError
+from relax_server.models.families import TABLE, Family, family_of
 from relax_server.models.weight_files import FolderWeights
-from relax_server.training.megatron.config import head_dim, moe_layers, text_config
+from relax_server.training.megatron.config import head_dim, moe_layers
 
 Tensors = list[Tensor]
 
@@ -103,27 +104,41 @@ class TensorNames:
     """Experts stacked in one tensor, as transformers holds them in memory, or one by one, as files hold them."""
 
     @classmethod
-    def of(cls, keys: Iterable[str], source: str) -> TensorNames:
+    def of(cls, keys: Iterable[str], source: str, family: Family | None = None) -> TensorNames:
         """Find out from the keys themselves.
+
+        Args:
+            keys: names of all tensors of a folder.
+            source: named in the error.
+            family: of the model; needed where it has towers.
 
         Raises:
             ConfigError: no token embedding among them.
         """
         keys = list(keys)
+        keys = sorted(set(keys) - untrained(keys))
         embeddings = [k for k in keys if k.endswith("embed_tokens.weight")]
         if len(embeddings) != 1:
             raise ConfigError(f"{source}: {len(embeddings)} tensors named *embed_tokens.weight, expected 1")
         towers = {}
-        for name, first in (("visual", "patch_embed.proj.weight"), ("audio_tower", "conv2d1.weight")):
-            found = [k for k in keys if k.endswith(f"{name}.{first}")]
+        for name, tower in family.media.towers.items() if family is not None and family.media is not None else ():
+            found = [k for k in keys if k.endswith(f"{name}.{tower.first}")]
             if found:
-                towers[name] = found[0][: -len(first)]
+                towers[name] = found[0][: -len(tower.first)]
         return cls(
             text=embeddings[0][: -len("embed_tokens.weight")],
             head=next((k for k in keys if k.endswith("lm_head.weight")), None),
             towers=towers,
             fused_experts=any(k.endswith("mlp.experts.gate_up_proj") for k in keys),
         )
+
+
+def untrained(names: Iterable[str]) -> set[str]:
+    """Names of tensors that belong to other parts of a whole model, such as the talker, and stay as they are."""
+    names = list(names)
+    prefixes = [f.whole.prefix for f in TABLE.values() if f.whole is not None]
+    prefix = next((p for p in prefixes if any(name.startswith(p) for name in names)), "")
+    return {name for name in names if not name.startswith(prefix)}
 
 
 def _same(tensors: Tensors) -> Tensors:
@@ -157,10 +172,10 @@ def unpack_qkv(packed: Tensors, heads_of_group: int, dim: int) -> Tensors:
     return [x.reshape(-1, *rest) for x in parts]
 
 
-def _attention_links(c: Any, hf: str, megatron: str) -> list[Link]:
+def _attention_links(c: Any, family: Family, hf: str, megatron: str) -> list[Link]:
     of_group, dim = c.num_attention_heads // c.num_key_value_heads, head_dim(c)
     links = []
-    for kind in ("weight", "bias") if c.model_type == "qwen2" else ("weight",):
+    for kind in ("weight", "bias") if family.qkv_bias else ("weight",):
         links.append(
             Link(
                 (f"{megatron}self_attention.linear_qkv.{kind}",),
@@ -171,7 +186,7 @@ def _attention_links(c: Any, hf: str, megatron: str) -> list[Link]:
             )
         )
     links.append(_one(f"{megatron}self_attention.linear_proj.weight", f"{hf}self_attn.o_proj.weight", COLUMNS))
-    if c.model_type.startswith("qwen3"):
+    if family.qk_norm:
         links += [_one(f"{megatron}self_attention.{x}_layernorm.weight", f"{hf}self_attn.{x}_norm.weight") for x in "qk"]
     return links
 
@@ -217,7 +232,8 @@ def text_links(hf_config: Any, named: TensorNames, prefix: str) -> list[Link]:
         named: names on the Hugging Face side.
         prefix: name of the Megatron `GPTModel` inside the model, for example `gpt.`.
     """
-    c = text_config(hf_config)
+    family = family_of(hf_config.model_type)
+    c = family.text(hf_config)
     links = [
         _one(f"{prefix}embedding.word_embeddings.weight", f"{named.text}embed_tokens.weight", ROWS),
         _one(f"{prefix}decoder.final_layernorm.weight", f"{named.text}norm.weight"),
@@ -230,7 +246,7 @@ def text_links(hf_config: Any, named: TensorNames, prefix: str) -> list[Link]:
         hf, megatron = f"{named.text}layers.{i}.", f"{prefix}decoder.layers.{i}."
         links.append(_one(f"{megatron}input_layernorm.weight", f"{hf}input_layernorm.weight"))
         links.append(_one(f"{megatron}pre_mlp_layernorm.weight", f"{hf}post_attention_layernorm.weight"))
-        links += _attention_links(c, hf, megatron)
+        links += _attention_links(c, family, hf, megatron)
         if sparse:
             links += _expert_links(c, f"{hf}mlp.", f"{megatron}mlp.", named.fused_experts)
         else:
@@ -279,7 +295,8 @@ def check_weights(
     """
     shapes = {name: shape for link in links for name, shape in link.shapes(parameters, part[1]).items()}
     tied = {name for name in weights.shapes if name.endswith("lm_head.weight")}
-    missing, unexpected = sorted(shapes.keys() - weights.shapes.keys()), sorted(weights.shapes.keys() - shapes.keys() - tied)
+    others = tied | untrained(weights.shapes)
+    missing, unexpected = sorted(shapes.keys() - weights.shapes.keys()), sorted(weights.shapes.keys() - shapes.keys() - others)
     if missing or unexpected:
         raise ConfigError(
             f"{weights.folder}: {len(missing)} weights are missing {missing[:4]} and {len(unexpected)} belong nowhere "
@@ -327,3 +344,29 @@ class HfWeights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._links)
+
+
+class WithUntrained(Mapping[str, Tensor]):
+    """Trained weights, and those of a folder's other parts as they are there; what an export writes.
+
+    Args:
+        trained: under Hugging Face names.
+        weights: of the folder that the model was loaded from.
+    """
+
+    def __init__(self, trained: HfWeights, weights: FolderWeights) -> None:
+        self._trained, self._weights = trained, weights
+        self._others = sorted(untrained(weights.shapes))
+
+    def like(self) -> dict[str, Tensor]:
+        """All tensors on the meta device: shapes and dtypes alone."""
+        return self._trained.like() | {name: self._weights.read(name).to("meta") for name in self._others}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._trained[name] if name in self._trained else self._weights.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._trained, *self._others])
+
+    def __len__(self) -> int:
+        return len(self._trained) + len(self._others)

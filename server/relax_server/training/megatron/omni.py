@@ -1,4 +1,4 @@
-"""The Qwen3-Omni thinker: the Hugging Face vision and audio towers in front of a Megatron decoder."""
+"""Models that see, and some that hear: the Hugging Face towers of their family in front of a Megatron decoder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relax_server.training.megatron.config import text_config
 from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.micro_batch import MediaInputs, MicroBatch
 
@@ -46,19 +45,21 @@ class OmniModel(ForestModel):
 
     Args:
         config: Megatron's.
-        hf_config: a Qwen3-Omni-MoE thinker's.
+        hf_config: of a family that takes media.
         device: where parameters and buffers live.
     """
 
-    def __init__(self, config: Any, hf_config: Any, device: torch.device) -> None:
-        from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
-            Qwen3OmniMoeAudioEncoder,
-            Qwen3OmniMoeVisionEncoder,
-        )
+    visual: Any
+    audio_tower: Any
 
-        super().__init__(config, hf_config, device, text_config(hf_config).rope_parameters["mrope_section"])
-        self.visual = Qwen3OmniMoeVisionEncoder._from_config(hf_config.vision_config)
-        self.audio_tower = Qwen3OmniMoeAudioEncoder._from_config(hf_config.audio_config)
+    def __init__(self, config: Any, hf_config: Any, device: torch.device) -> None:
+        super().__init__(config, hf_config, device)
+        rule = self.family.media
+        assert rule is not None
+        for name, tower in rule.towers.items() if self.pre_process else ():
+            setattr(self, name, tower.build(hf_config))
+        if rule.audio is None or not self.pre_process:
+            return
         self.audio_chunk = 2 * hf_config.audio_config.n_window
         if device.type == "cpu":
             for module in self.audio_tower.modules():
@@ -69,7 +70,7 @@ class OmniModel(ForestModel):
         """Embeddings [n, hidden] of images and videos, and their DeepStack features."""
         assert media.patches is not None
         out = self.visual(media.patches.to(self.config.params_dtype), grid_thw=media.grid)
-        return out.pooler_output, list(out.deepstack_features)
+        return out.pooler_output, list(getattr(out, "deepstack_features", None) or ())
 
     def embed(self, micro: MicroBatch) -> tuple[Tensor, dict[int, Tensor]]:
         """Token embeddings with media in their places, [t, 1, hidden], and DeepStack features for the first layers: those of

@@ -1,7 +1,7 @@
-"""Rotary positions that are given from outside: three equal rows for text, interleaved M-RoPE for Qwen3-Omni.
+"""Rotary positions that are given from outside: three equal rows for text, M-RoPE for models that see.
 
 Megatron's plain `rope` counts positions itself and ignores the ones it is given, which is wrong for packed forests. Its
-`mrope` honours them, but lays the three coordinates out in blocks, whereas Qwen3-Omni interleaves them.
+`mrope` honours them, but lays the three coordinates out in blocks, as Qwen2.5 does, whereas Qwen3 interleaves them.
 """
 
 from __future__ import annotations
@@ -47,17 +47,22 @@ class ForestRotary(nn.Module):
 
     Args:
         frequencies: float32 [d / 2]; kept as a plain attribute, so that no cast to bfloat16 can reach it.
-        sections: channels of (time, height, width) of interleaved M-RoPE, or None for text (row 0 is used).
+        sections: channels of (time, height, width) of M-RoPE, or None for text (row 0 is used).
+        interleaved: how channels are dealt to the coordinates: in turn (Qwen3), or in three blocks (Qwen2.5).
     """
 
-    def __init__(self, frequencies: torch.Tensor, sections: Sequence[int] | None, device: torch.device) -> None:
+    def __init__(
+        self, frequencies: torch.Tensor, sections: Sequence[int] | None, device: torch.device, interleaved: bool = True
+    ) -> None:
         super().__init__()
         self.frequencies = frequencies.to(device)
         self.source: torch.Tensor | None = None
         if sections is not None:
             row = torch.zeros(len(frequencies), dtype=torch.long)
-            for coordinate in (1, 2):
+            for coordinate in (1, 2) if interleaved else ():
                 row[coordinate : 3 * sections[coordinate] : 3] = coordinate
+            if not interleaved:
+                row = torch.repeat_interleave(torch.arange(3), torch.tensor(list(sections)))
             self.source = row.to(device)
 
     def forward(self, position_ids: torch.Tensor, mrope_section: Any = None, cp_group: Any = None) -> torch.Tensor:

@@ -1,0 +1,52 @@
+"""The table of architectures. A new one is a file beside these, and a line here; `tests/contract/test_families.py` runs over
+all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from relax_sdk.errors import ConfigError
+from relax_server.models.families.base import Family, MediaRule, Tower, Whole, check_supported
+from relax_server.models.families.llama import LLAMA
+from relax_server.models.families.qwen2 import QWEN2
+from relax_server.models.families.qwen3 import QWEN3
+from relax_server.models.families.qwen3_moe import QWEN3_MOE
+from relax_server.models.families.qwen3_omni import QWEN3_OMNI
+from relax_server.models.layout import model_config
+
+__all__ = ["TABLE", "Family", "MediaRule", "Tower", "Whole", "check_supported", "family_of", "media_rule", "trained_part"]
+
+TABLE: dict[str, Family] = {f.name: f for f in (LLAMA, QWEN2, QWEN3, QWEN3_MOE, QWEN3_OMNI)}
+"""All architectures by name."""
+
+_BY_TYPE = {f.model_type: f for f in TABLE.values()}
+_WHOLE = {f.whole.model_type: f for f in TABLE.values() if f.whole is not None}
+
+
+def family_of(model_type: str, source: str = "the model") -> Family:
+    """The architecture of a `model_type`, of a trained part or of a folder that holds one.
+
+    Raises:
+        ConfigError: none of the table; the message lists them.
+    """
+    found = _BY_TYPE.get(model_type) or _WHOLE.get(model_type)
+    if found is None:
+        known = ", ".join([*_BY_TYPE, *_WHOLE])
+        raise ConfigError(f"{source}: model_type {model_type!r} is not supported; supported are {known}")
+    return found
+
+
+def trained_part(config: Any) -> Any:
+    """The configuration of what is trained: of the thinker, where a configuration is of a whole model."""
+    family = _WHOLE.get(config.model_type)
+    return config if family is None or family.whole is None else getattr(config, family.whole.config)
+
+
+def media_rule(folder: Path) -> MediaRule | None:
+    """How the model of a folder takes media; None: it does not.
+
+    Raises:
+        ConfigError: no model folder, or an architecture that is not in the table.
+    """
+    return family_of(str(model_config(folder).get("model_type")), str(folder)).media
