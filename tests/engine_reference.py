@@ -32,7 +32,9 @@ class Reference:
     def logits(self, ids: Sequence[int], media: Sequence[Media] = ()) -> torch.Tensor:
         """float32 [len(ids), vocabulary], banned ids at -inf; `ids` are expanded."""
         tensor = torch.tensor([list(ids)])
-        inputs = hf_inputs(self.features(media))
+        if hasattr(self.model.model, "rope_deltas"):
+            self.model.model.rope_deltas = None
+        inputs = hf_inputs(self.features(media), self.processor.family, tensor, self.processor.hf_config)
         logits = self.model(input_ids=tensor, attention_mask=torch.ones_like(tensor), **inputs).logits[0].float()
         logits[:, list(self.processor.banned_ids)] = -torch.inf
         return logits

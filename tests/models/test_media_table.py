@@ -193,7 +193,7 @@ def test_a_film_that_does_not_state_its_frames_per_second_is_refused_where_they_
             {"image_processor_type": "CLIPImageProcessor"},
             "'CLIPImageProcessor' is not known here; known: Qwen2VL",
         ),
-        ({"video_processor_type": "Qwen3VLVideoProcessor"}, "video_processor_type = 'Qwen3VLVideoProcessor'"),
+        ({"video_processor_type": "Glm4vVideoProcessor"}, "video_processor_type = 'Glm4vVideoProcessor'"),
         ({"dither": 0.1}, "engine and trainer would not hear the same"),
         ({"fps": 2, "num_frames": 4}, "set one of them"),
         ({"fps": -1}, r"fps = -1 .* above 0"),

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 from relax_server.models.catalog import resolve_model
+from relax_server.models.families import Family
+from relax_server.models.families.qwen3_omni import QWEN3_OMNI
 from relax_server.models.hf_inputs import hf_inputs
 from relax_server.models.processor import MediaFeatures, Processor
 
@@ -168,18 +170,33 @@ def enlarge(model: Any, factor: float) -> None:
 
 def large_omni(folder: Path) -> Path:
     """relax/tiny-omni, whose matrices are large enough, with norms and biases that are not those of a new model."""
+    return large_model(QWEN3_OMNI, folder)
+
+
+def large_model(family: Family, folder: Path) -> Path:
+    """The built-in model of a family, with norms and biases that are not those of a new model."""
     import shutil
 
     import torch
-    import transformers
 
-    source = resolve_model("relax/tiny-omni")
+    source = resolve_model(family.tiny)
     shutil.copytree(source, folder, dirs_exist_ok=True)
     torch.manual_seed(0)
-    model = transformers.Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(source)
+    model = family.model_class().from_pretrained(source)
     enlarge(model, factor=1)
     model.save_pretrained(folder)
     return folder
+
+
+def hf_logits(model: Any, processor: Processor, ids: Sequence[int], features: Sequence[MediaFeatures]) -> Any:
+    """Logits [n, v] of transformers for one sequence, with gradients where they are on."""
+    import torch
+
+    if processor.modalities:
+        model.model.rope_deltas = None
+    tokens = torch.tensor([list(ids)])
+    inputs = hf_inputs(features, processor.family, tokens, processor.hf_config)
+    return model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **inputs).logits[0]
 
 
 def hf_omni_logits(model: Any, ids: Sequence[int], features: Sequence[MediaFeatures]) -> Any:

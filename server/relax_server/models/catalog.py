@@ -94,7 +94,7 @@ def _write_processor(folder: Path, rule: MediaRule) -> None:
     audio = dict(feature_extractor_type="WhisperFeatureExtractor", feature_size=128, sampling_rate=16_000) if rule.audio else {}
     # More frames a second than films have: all of a short film, and 16 spread over a longer one.
     frames = dict(do_sample_frames=True, fps=60, min_frames=2, max_frames=16)
-    video = dict(video_processor_type="Qwen2VLVideoProcessor", **pixels, **frames)
+    video = dict(video_processor_type=rule.video_processor, **pixels, **frames)
     for name, settings in (("preprocessor_config.json", image | audio), ("video_preprocessor_config.json", video)):
         (folder / name).write_text(json.dumps(settings, indent=1))
 

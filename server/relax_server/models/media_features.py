@@ -6,52 +6,23 @@ Where that processor needs torchvision, this calls what torchvision calls: `torc
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from relax_sdk.errors import ConfigError, MediaError
 from relax_sdk.measuring import film_size, sound_length
 from relax_sdk.media import MediaRef, decode_audio, decode_image, decode_video
-from relax_server.models.processor_config import RESAMPLE, PatchSettings, ProcessorConfig
+from relax_server.models.media_item import NO_TENSOR, Kind, MediaFeatures
+from relax_server.models.processor_config import RESAMPLE, FrameSampling, PatchSettings, ProcessorConfig
 
 if TYPE_CHECKING:
     from relax_server.models.families.base import MediaRule
 
-Kind = Literal["image", "audio", "video"]
-NO_TENSOR = np.empty((0,), np.float32)
-
-
-@dataclass(frozen=True)
-class MediaFeatures:
-    """One media item as its tower sees it."""
-
-    kind: Kind
-    tensor: np.ndarray
-    """float32; image and video: [n_patches, 3 * temporal * patch * patch]; audio: [n_mels, n_frames]; `NO_TENSOR` in an
-    outline."""
-    n_tokens: int
-    """Placeholders after expansion, those of its sound included."""
-    grid: tuple[int, int, int] | None = None
-    """Patches (time, height, width) before the spatial merge; image and video."""
-    second_per_grid: float | None = None
-    """Seconds that one temporal patch spans; video."""
-    times: tuple[float, ...] | None = None
-    """Seconds at which each temporal patch is shown, where the model is told them; video."""
-    sound: MediaFeatures | None = None
-    """What is heard with a film, interleaved by time; its embeddings are after those of the pictures."""
-
-    @property
-    def n_visual(self) -> int:
-        """Placeholders that are seen, not heard."""
-        return 0 if self.grid is None else self.n_tokens - (0 if self.sound is None else self.sound.n_tokens)
-
-    @property
-    def heard(self) -> MediaFeatures | None:
-        """What the audio tower takes: the sound itself, or that of a film; None: nothing."""
-        return self if self.grid is None else self.sound
+__all__ = ["NO_TENSOR", "FeatureExtractor", "Kind", "MediaFeatures"]
 
 
 class FeatureExtractor:
@@ -85,7 +56,9 @@ class FeatureExtractor:
         if kind == "audio" and self.rule.audio is not None:
             return self._audio(decode_audio(data, self.config.audio.sampling_rate))
         if kind == "image":
-            return _visual(decode_image(data)[None], "image", self.config.image, self.config.image.max_pixels, None)
+            frames, settings = decode_image(data)[None], self.config.image
+            size = settled_size("image", *frames.shape[1:3], settings, settings.max_pixels)
+            return _visual(frames, "image", settings, size, None)
         if kind == "video":
             return self._video(data)
         raise MediaError(f"the model does not take {kind}")
@@ -97,26 +70,46 @@ class FeatureExtractor:
             MediaError: damaged, empty, or not of a shape that the model's processor takes.
         """
         if ref.kind == "audio":
-            settings = self.config.audio
-            length = max(sound_length(data, settings.sampling_rate), settings.min_samples)
-            return MediaFeatures("audio", NO_TENSOR, self._count(length // settings.hop_length))
+            length = sound_length(data, self.config.audio.sampling_rate)
+            return MediaFeatures("audio", NO_TENSOR, self._count(self._mel_frames(length)[1]))
         if ref.kind == "image" and ref.width and ref.height:
             settings = self.config.image
             size = settled_size("image", ref.height, ref.width, settings, settings.max_pixels)
             return _outlined("image", 1, *size, settings, None)
         if ref.kind == "video":
-            n, height, width, fps = film_size(data, self.config.sampling)
+            sampler = _Sampler(self.config.sampling)
+            n, height, width, fps = film_size(data, sampler)
             settings = self.config.video
-            size = settled_size("video", height, width, settings, self.most_pixels(n))
-            return _outlined("video", n, *size, settings, settings.temporal / fps)
+            size = self._film_size(n, height, width)
+            made = _outlined("video", n, *size, settings, settings.temporal / fps)
+            return replace(made, times=self._times(sampler))
         return replace(self(data, ref.kind), tensor=NO_TENSOR)
 
     def _audio(self, wave: np.ndarray) -> MediaFeatures:
         settings = self.config.audio
-        wave = np.pad(wave, (0, max(0, settings.min_samples - len(wave))))
+        samples, n_frames = self._mel_frames(len(wave))
+        wave = np.pad(wave, (0, max(0, samples - len(wave))))
         out = self._mel(wave, sampling_rate=settings.sampling_rate, padding=False, truncation=False, return_tensors="np")
-        tensor = np.ascontiguousarray(out["input_features"][0], dtype=np.float32)
+        tensor = np.ascontiguousarray(out["input_features"][0][:, :n_frames], dtype=np.float32)
         return MediaFeatures("audio", tensor, self._count(tensor.shape[1]))
+
+    def _mel_frames(self, length: int) -> tuple[int, int]:
+        """Samples that a sound is filled up to, at least, and the mel frames that are taken of it.
+
+        Raises:
+            MediaError: longer than the model's processor takes.
+        """
+        settings = self.config.audio
+        if not self.rule.padded_sounds:
+            length = max(length, settings.min_samples)
+            return length, length // settings.hop_length
+        if length > settings.chunk_length * settings.sampling_rate:
+            raise MediaError(
+                f"a sound of {length / settings.sampling_rate:.1f} s: the model's processor takes {settings.chunk_length} s "
+                "at most; give shorter sounds"
+            )
+        n_frames = max(3, -(-length // settings.hop_length))
+        return n_frames * settings.hop_length + settings.n_fft, n_frames
 
     def _count(self, n_frames: int) -> int:
         if self.rule.audio_tokens is None:
@@ -124,9 +117,36 @@ class FeatureExtractor:
         return self.rule.audio_tokens(n_frames)
 
     def _video(self, data: bytes) -> MediaFeatures:
+        settings, sampler = self.config.video, _Sampler(self.config.sampling)
+        frames, fps = decode_video(data, sample=sampler)
+        size = self._film_size(*frames.shape[:3])
+        return replace(_visual(frames, "video", settings, size, settings.temporal / fps), times=self._times(sampler))
+
+    def _times(self, sampler: _Sampler) -> tuple[float, ...] | None:
+        """Seconds at which each temporal patch is shown: between those of its first and its last frame."""
+        if not self.rule.tells_times:
+            return None
+        if not sampler.fps:
+            raise MediaError("the film does not state its frames per second, and the model is told the times of its parts")
+        n = self.config.video.temporal
+        frames = [*sampler.indices, *[sampler.indices[-1]] * (-len(sampler.indices) % n)]
+        seconds = [index / sampler.fps for index in frames]
+        return tuple((seconds[i] + seconds[i + n - 1]) / 2 for i in range(0, len(seconds), n))
+
+    def _film_size(self, n: int, height: int, width: int) -> tuple[int, int]:
+        """Height and width at which each of n frames is given to the tower."""
         settings = self.config.video
-        frames, fps = decode_video(data, sample=self.config.sampling)
-        return _visual(frames, "video", settings, self.most_pixels(len(frames)), settings.temporal / fps)
+        if not self.config.sampling.evenly or not settings.do_resize:
+            return settled_size("video", height, width, settings, self.most_pixels(n))
+        return fit_film(n, height, width, settings, self._most_of_film(n))
+
+    def _most_of_film(self, n: int) -> int:
+        """Pixels that n frames may have together."""
+        settings = self.config.video
+        if not self.config.cap_pixels_per_frame:
+            return settings.max_pixels
+        most = self.config.max_video_tokens * (settings.patch * settings.merge) ** 2
+        return n * max(min(most, settings.max_pixels // n), int(settings.min_pixels * 1.05))
 
     def most_pixels(self, n: int) -> int:
         """Pixels that each of `n` frames of a film may have."""
@@ -137,10 +157,23 @@ class FeatureExtractor:
         return max(min(settings.max_pixels, total * settings.temporal // n), int(settings.min_pixels * 1.05))
 
 
+class _Sampler:
+    """Chooses frames as the settings do, and keeps which."""
+
+    def __init__(self, sampling: FrameSampling) -> None:
+        self._sampling = sampling
+        self.indices: Sequence[int] = ()
+        self.fps = 0.0
+
+    def __call__(self, count: int, fps: float) -> Sequence[int]:
+        self.indices, self.fps = self._sampling(count, fps), fps
+        return self.indices
+
+
 def _visual(
-    frames: np.ndarray, kind: Kind, settings: PatchSettings, max_pixels: int, second_per_grid: float | None
+    frames: np.ndarray, kind: Kind, settings: PatchSettings, size: tuple[int, int], second_per_grid: float | None
 ) -> MediaFeatures:
-    frames = resize(frames, *settled_size(kind, frames.shape[1], frames.shape[2], settings, max_pixels), settings)
+    frames = resize(frames, *size, settings)
     mean, std = (np.asarray(values, np.float32) for values in (settings.mean, settings.std))
     pixels = (frames.astype(np.float32) * np.float32(settings.scale) - mean) / std
     tensor, grid = patchify(pixels, settings.patch, settings.merge, settings.temporal)
@@ -188,6 +221,29 @@ def fit_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: 
         h, w = (max(factor, math.floor(side / beta / factor) * factor) for side in (height, width))
     elif h * w < min_pixels:
         beta = math.sqrt(min_pixels / (height * width))
+        h, w = (math.ceil(side * beta / factor) * factor for side in (height, width))
+    return h, w
+
+
+def fit_film(n: int, height: int, width: int, settings: PatchSettings, max_pixels: int) -> tuple[int, int]:
+    """The size of n frames whose pixels together are within bounds: `smart_resize` of Qwen3-VL's video processor.
+
+    Raises:
+        MediaError: one side is over 200 times the other.
+    """
+    factor, temporal = settings.patch * settings.merge, settings.temporal
+    if min(height, width) < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    if max(height, width) > 200 * min(height, width):
+        raise MediaError(f"{width}x{height} pixels: the longer side may be at most 200 times the shorter")
+    h, w = (round(side / factor) * factor for side in (height, width))
+    filled = max(temporal, round(n / temporal) * temporal)
+    if filled * h * w > max_pixels:
+        beta = math.sqrt(n * height * width / max_pixels)
+        h, w = (max(factor, math.floor(side / beta / factor) * factor) for side in (height, width))
+    elif filled * h * w < settings.min_pixels:
+        beta = math.sqrt(settings.min_pixels / (n * height * width))
         h, w = (math.ceil(side * beta / factor) * factor for side in (height, width))
     return h, w
 

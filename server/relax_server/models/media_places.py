@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from relax_server.models.media_features import MediaFeatures
+from relax_server.models.media_item import MediaFeatures
 
 
 @dataclass(frozen=True)

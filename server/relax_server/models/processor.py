@@ -307,7 +307,10 @@ class Processor:
         return self.family.media.place(item, self.hf_config, self._tokens)
 
     def collapse(self, ids: Sequence[int]) -> list[int]:
-        """Expanded form to wire form: each run of one placeholder becomes one."""
+        """Expanded form to wire form: each item becomes one placeholder."""
+        rule = self.family.media
+        if rule is not None and rule.collapse is not None:
+            ids = rule.collapse(ids, self._tokens)
         return [id for i, id in enumerate(ids) if id not in self._kinds or i == 0 or ids[i - 1] != id]
 
     def placeholders(self, ids: Sequence[int]) -> list[tuple[str, int, int]]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from relax_sdk.errors import ConfigError, MediaError
 
 Filter = Literal["torchvision", "pillow"]
@@ -37,7 +39,13 @@ _IMAGE_CLASSES: dict[str, Filter] = {
 }
 _IMAGE_SIZE = {"shortest_edge": 56 * 56, "longest_edge": 1280 * 28 * 28}
 _FRAME_SIZE = {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28}
-_VIDEO_CLASSES = ("Qwen2VLVideoProcessor",)
+_VIDEO_CLASSES = ("Qwen2VLVideoProcessor", "Qwen3VLVideoProcessor")
+_EVENLY = "Qwen3VLVideoProcessor"
+"""The class that spreads the frames it takes evenly, first and last among them, and bounds the pixels of all together."""
+_EVENLY_DEFAULTS: dict[str, Any] = dict(
+    **{"size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}, "patch_size": 16, "fps": 2},
+    **{"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_sample_frames": True, "max_video_tokens": 768},
+)
 _AUDIO_CLASSES = ("WhisperFeatureExtractor",)
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Pillow's numbers of its filters, which the files use."""
@@ -117,6 +125,8 @@ class FrameSampling:
     min_frames: int
     max_frames: int
     temporal: int
+    evenly: bool = False
+    """Whether frames are spread evenly over a film, as `Qwen3VLVideoProcessor` does."""
 
     def __call__(self, count: int, fps: float) -> Sequence[int]:
         """Indices of the frames to take, ascending.
@@ -128,12 +138,40 @@ class FrameSampling:
         Raises:
             MediaError: `num_frames` is more than the film has, or frames per second are asked of a film that states none.
         """
-        wanted = self._wanted(count, fps)
+        wanted = self._spread(count, fps) if self.evenly else self._wanted(count, fps)
         if wanted is None:
             return range(count)
+        if self.evenly:
+            return np.linspace(0, count - 1, wanted).round().astype(int).tolist()
         import torch  # its arithmetic decides at exact halves
 
         return torch.arange(0, count, count / wanted).int().clamp(max=count - 1).tolist()
+
+    def _spread(self, count: int, fps: float) -> int | None:
+        """Number of frames that are spread evenly, or None for all."""
+        if not self.enabled or count < self.temporal:
+            return None
+        wanted = count
+        if self.num_frames is not None:
+            self._check_number(self.num_frames, count)
+            return self.num_frames
+        if self.fps is not None:
+            self._check_rate(fps)
+            wanted = int(count / fps * self.fps)
+        return min(max(wanted, self.min_frames), self.max_frames, count)
+
+    def _check_number(self, n: int, count: int) -> None:
+        if n > count:
+            raise MediaError(
+                f"the model's processor takes {n} frames of a film and this one has {count}; give longer films, or set "
+                f"fps in place of num_frames in the model folder's {VIDEO}"
+            )
+
+    def _check_rate(self, fps: float) -> None:
+        if not fps:
+            raise MediaError(
+                f"the film does not state its frames per second, and the model's processor takes {self.fps:g} of them"
+            )
 
     def _wanted(self, count: int, fps: float) -> int | None:
         """Number of frames, or None for all."""
@@ -142,18 +180,11 @@ class FrameSampling:
             return None
         if self.num_frames is not None:
             n = max(t, round(self.num_frames / t) * t)
-            if n > count:
-                raise MediaError(
-                    f"the model's processor takes {n} frames of a film and this one has {count}; give longer films, or set "
-                    f"fps in place of num_frames in the model folder's {VIDEO}"
-                )
+            self._check_number(n, count)
             return n
         if self.fps is None:
             return None
-        if not fps:
-            raise MediaError(
-                f"the film does not state its frames per second, and the model's processor takes {self.fps:g} of them"
-            )
+        self._check_rate(fps)
         most = min(self.max_frames, count) // t * t
         return max(t, int(min(max(count / fps * self.fps, self.min_frames), most, count)) // t * t)
 
@@ -211,7 +242,8 @@ class ProcessorConfig:
         if given := outer.get("videos_kwargs"):
             edges = ("min_pixels", "max_pixels") if "size" in given else ()
             video = {k: v for k, v in video.items() if k not in edges} | given
-        _check_class(folder, "video_processor_type", video, _VIDEO_CLASSES)
+        if _check_class(folder, "video_processor_type", video, _VIDEO_CLASSES) == _EVENLY:
+            video = _EVENLY_DEFAULTS | video
         _check_class(folder, "feature_extractor_type", audio, _AUDIO_CLASSES)
         name = _check_class(folder, "image_processor_type", image, tuple(_IMAGE_CLASSES))
         frames = PatchSettings.read(
@@ -275,6 +307,7 @@ def _sampling(folder: Path, video: dict[str, Any], temporal: int) -> FrameSampli
         min_frames=video.get("min_frames", 4),
         max_frames=video.get("max_frames", 768),
         temporal=temporal,
+        evenly=video.get("video_processor_type") == _EVENLY,
     )
 
 

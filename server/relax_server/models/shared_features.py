@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from relax_server.models.media_features import Kind, MediaFeatures
+from relax_server.models.media_item import Kind, MediaFeatures
 
 MAX_BYTES = 512 * 2**20
 """Most that one writer keeps; its oldest items go first."""
@@ -53,7 +53,8 @@ class SharedFeatures:
             time, height, width = map(int, note["grid"].split())
             grid = time, height, width
         second = float(note["second_per_grid"]) if "second_per_grid" in note else None
-        return MediaFeatures(kind, tensor, int(note["n_tokens"]), grid, second)
+        times = tuple(map(float, note["times"].split())) if "times" in note else None
+        return MediaFeatures(kind, tensor, int(note["n_tokens"]), grid, second, times)
 
     def put(self, sha256: str, features: MediaFeatures) -> None:
         """Share an item; where there is no room it is not shared."""
@@ -63,6 +64,8 @@ class SharedFeatures:
             note["grid"] = " ".join(map(str, features.grid))
         if features.second_per_grid is not None:
             note["second_per_grid"] = repr(features.second_per_grid)
+        if features.times is not None:
+            note["times"] = " ".join(map(repr, features.times))
         partial = file.with_name(f".{file.name}.{os.getpid()}")
         try:
             save_file({"tensor": np.ascontiguousarray(features.tensor)}, partial, note)

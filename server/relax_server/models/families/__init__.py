@@ -9,15 +9,20 @@ from typing import Any
 from relax_sdk.errors import ConfigError
 from relax_server.models.families.base import Family, MediaRule, Tower, Whole, check_supported
 from relax_server.models.families.llama import LLAMA
+from relax_server.models.families.mistral import MISTRAL
 from relax_server.models.families.qwen2 import QWEN2
+from relax_server.models.families.qwen2_5_omni import QWEN2_5_OMNI
+from relax_server.models.families.qwen2_5_vl import QWEN2_5_VL
 from relax_server.models.families.qwen3 import QWEN3
 from relax_server.models.families.qwen3_moe import QWEN3_MOE
 from relax_server.models.families.qwen3_omni import QWEN3_OMNI
+from relax_server.models.families.qwen3_vl import QWEN3_VL, QWEN3_VL_MOE
 from relax_server.models.layout import model_config
 
 __all__ = ["TABLE", "Family", "MediaRule", "Tower", "Whole", "check_supported", "family_of", "media_rule", "trained_part"]
 
-TABLE: dict[str, Family] = {f.name: f for f in (LLAMA, QWEN2, QWEN3, QWEN3_MOE, QWEN3_OMNI)}
+_ALL = (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE, QWEN2_5_OMNI, QWEN3_OMNI)
+TABLE: dict[str, Family] = {f.name: f for f in _ALL}
 """All architectures by name."""
 
 _BY_TYPE = {f.model_type: f for f in TABLE.values()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
 
 from relax_sdk.errors import ConfigError
-from relax_server.models.media_places import PlaceRule
+from relax_server.models.media_places import MediaTokens, PlaceRule
 
 Sections = Literal["interleaved", "blocks"]
 
@@ -47,12 +47,20 @@ class MediaRule:
     """How the channels of a head are dealt to the coordinates (time, height, width)."""
     place: PlaceRule
     """What a placeholder becomes, and where its tokens are."""
+    collapse: Callable[[Sequence[int], MediaTokens], list[int]] | None = None
+    """Undoes what `place` does besides repeating a placeholder; None: nothing."""
     audio_tokens: Callable[[int], int] | None = None
     """Placeholders of a sound of so many mel frames."""
     padded_sounds: bool = False
     """Whether a sound's spectrogram is cut out of that of a longer, silent one, as its processor does."""
-    films: Literal["qwen2", "qwen3"] = "qwen2"
-    """Which of transformers' video processors: `Qwen2VLVideoProcessor` or `Qwen3VLVideoProcessor`."""
+    tells_times: bool = False
+    """Whether the model is told, in text, when each part of a film is shown."""
+    video_processor: str = "Qwen2VLVideoProcessor"
+    """Class of its video processor in transformers."""
+    hf_seconds: str | None = "video_second_per_grid"
+    """What `forward` of transformers calls the seconds that a temporal patch of a film spans; None: it takes none."""
+    hf_types: bool = False
+    """Whether `forward` of transformers is told which tokens are media."""
     audio_in_video: bool = False
     """Whether the sound of a video can be heard with it, interleaved by time."""
 

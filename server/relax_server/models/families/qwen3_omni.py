@@ -9,7 +9,7 @@ import numpy as np
 
 from relax_server.models.families.base import Family, MediaRule, Tower, Whole
 from relax_server.models.families.tiny import EXPERTS, audio_config, mrope_text, vision_config
-from relax_server.models.media_features import MediaFeatures
+from relax_server.models.media_item import MediaFeatures
 from relax_server.models.media_places import MediaTokens, Placed, grid_block, run, steps
 
 MODELING = "qwen3_omni_moe.modeling_qwen3_omni_moe"

@@ -10,7 +10,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from relax_server.models.families import family_of
+from relax_server.models.families import Family, family_of
 from relax_server.training.forest import Forest
 from relax_server.training.megatron.config import moe_layers
 from relax_server.training.megatron.layer import block_spec
@@ -37,7 +37,7 @@ class ForestModel(MegatronModule):
 
     def __init__(self, config: Any, hf_config: Any, device: torch.device) -> None:
         super().__init__(config)
-        self.family = family_of(hf_config.model_type)
+        self.family: Family = family_of(hf_config.model_type)
         c, media = self.family.text(hf_config), self.family.media
         self.pre_process = self.post_process = True
         self.share_embeddings_and_output_weights = bool(hf_config.tie_word_embeddings)
