@@ -16,6 +16,7 @@ from relax_server.engines.sglang.client import SEEDED
 from relax_server.engines.sglang.environment import INSIDE, SHIM, VENV, VERSION, SglangEnvironment, find_python, look
 from relax_server.engines.venv import clean_environment
 from relax_server.models.catalog import resolve_model
+from relax_server.models.families import require_served
 from relax_server.models.layout import architecture
 
 PLUGIN = "relax_server.engines.sglang.plugin"
@@ -57,6 +58,7 @@ class SglangProcess(ForeignProcess):
             raise EngineError(f"the engine process {self.pid} is running already")
         began = time.monotonic()
         model = resolve_model(self._model)
+        require_served(model, "sglang")
         self._progress("looking for SGLang")
         environment = await look(find_python(self._settings.python))
         if environment.version != VERSION and not environment.cuda:

@@ -4,7 +4,7 @@ all."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from relax_sdk.errors import ConfigError
 from relax_server.models.families.base import Family, MediaRule, Tower, Whole, check_supported
@@ -19,7 +19,18 @@ from relax_server.models.families.qwen3_omni import QWEN3_OMNI
 from relax_server.models.families.qwen3_vl import QWEN3_VL, QWEN3_VL_MOE
 from relax_server.models.layout import model_config
 
-__all__ = ["TABLE", "Family", "MediaRule", "Tower", "Whole", "check_supported", "family_of", "media_rule", "trained_part"]
+__all__ = [
+    "TABLE",
+    "Family",
+    "MediaRule",
+    "Tower",
+    "Whole",
+    "check_supported",
+    "family_of",
+    "media_rule",
+    "require_served",
+    "trained_part",
+]
 
 _ALL = (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE, QWEN2_5_OMNI, QWEN3_OMNI)
 TABLE: dict[str, Family] = {f.name: f for f in _ALL}
@@ -55,3 +66,25 @@ def media_rule(folder: Path) -> MediaRule | None:
         ConfigError: no model folder, or an architecture that is not in the table.
     """
     return family_of(str(model_config(folder).get("model_type")), str(folder)).media
+
+
+def require_served(folder: Path, engine: Literal["sglang", "vllm"]) -> None:
+    """Refuse a model that an engine of somebody else cannot serve to this trainer; architectures that are not in the table are
+    left to the engine, as they are not trained.
+
+    Raises:
+        ConfigError: the architecture, and the engines that serve it.
+    """
+    kind = str(model_config(folder).get("model_type"))
+    family = _BY_TYPE.get(kind) or _WHOLE.get(kind)
+    if family is None:
+        return
+    if kind in _WHOLE:
+        raise ConfigError(
+            f"{folder}: engine={engine!r} does not serve the folder of a whole {kind} model here; use engine='embedded', or a "
+            "folder with the thinker alone"
+        )
+    if getattr(family, engine) is None:
+        other = [name for name in ("sglang", "vllm") if getattr(family, name) is not None]
+        instead = " or ".join(f"engine={name!r}" for name in ["embedded", *other])
+        raise ConfigError(f"{folder}: engine={engine!r} does not serve {family.name} to this trainer; use {instead}")

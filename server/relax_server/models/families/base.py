@@ -11,6 +11,8 @@ from relax_sdk.errors import ConfigError
 from relax_server.models.media_places import MediaTokens, PlaceRule
 
 Sections = Literal["interleaved", "blocks"]
+Served = Literal["tested", "untested"] | None
+"""How an engine of somebody else serves an architecture: our tests run it; it has it and they do not; or it is refused."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,9 @@ class Family:
     media: MediaRule | None = None
     """None: text only."""
     whole: Whole | None = None
-    sglang: bool = False
-    """Whether the SGLang that is pinned here serves it with what the trainer needs."""
-    vllm: bool = False
+    sglang: Served = None
+    """Whether SGLang serves it to this trainer; one that takes media needs a plugin of ours there."""
+    vllm: Served = None
 
     def text(self, config: Any) -> Any:
         """The language model's part of a configuration."""

@@ -10,6 +10,6 @@ LLAMA = Family(
     cls="LlamaForCausalLM",
     tiny="relax/tiny-llama",
     tiny_config=text_config,
-    sglang=True,
-    vllm=True,
+    sglang="tested",
+    vllm="untested",
 )

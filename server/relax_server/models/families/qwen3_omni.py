@@ -68,5 +68,5 @@ QWEN3_OMNI = Family(
         audio_tokens=audio_tokens,
     ),
     whole=Whole("qwen3_omni_moe"),
-    sglang=True,
+    sglang="tested",
 )
