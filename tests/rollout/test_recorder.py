@@ -236,7 +236,9 @@ def test_another_number_of_placeholders_than_ours_is_told_with_both():
     shown = Message("user", (MEDIA[0], Text("?")))
     (item,) = features([MEDIA[0]])
     wire = OMNI.render([shown]).ids
-    seen = OMNI.expand(wire, [dataclasses.replace(item, n_tokens=item.n_tokens + 3)])
+    seen = OMNI.expand(wire, [item])
+    at = seen.index(OMNI.placeholder_ids["image"])
+    seen[at:at] = [seen[at]] * 3
     with pytest.raises(TokenError, match=rf"image 0: {item.n_tokens + 3} for {item.n_tokens}.*same preprocessor settings"):
         call(recorder, [shown], [EOS], prompt_ids=seen)
     assert recorder.turns == []

@@ -259,13 +259,14 @@ class TokenRecorder:
                 f"the engine saw other tokens than were sent: {len(wire)} for {len(prompt.ids)} before expansion, "
                 f"the first difference at {at}"
             )
+        ours, theirs = self.processor.placeholders(prompt.expanded), self.processor.placeholders(seen)
         counts = [
             f"{kind} {number}: {got} for {want}"
-            for number, ((kind, _, want), (_, _, got)) in enumerate(
-                zip(self.processor.placeholders(prompt.expanded), self.processor.placeholders(seen), strict=True)
-            )
+            for number, ((kind, _, want), (_, _, got)) in enumerate(zip(ours, theirs, strict=False))
             if want != got
         ]
+        if len(ours) != len(theirs):  # films of which each part is a run of its own
+            counts = [f"{len(theirs)} runs for {len(ours)}"]
         raise TokenError(
             f"the engine expanded media to another number of placeholders than our features have ({'; '.join(counts)}); "
             "engine and trainer must use the same preprocessor settings"

@@ -86,6 +86,8 @@ class Whole:
     """The attribute of its configuration that holds the trained part's."""
     prefix: str = "thinker."
     """What the names of the trained part's weights begin with."""
+    files: tuple[str, ...] = ()
+    """Files that belong to it, though their names look like those of weights."""
 
 
 @dataclass(frozen=True)

@@ -66,5 +66,5 @@ QWEN2_5_OMNI = Family(
         audio_tokens=audio_tokens,
         padded_sounds=True,
     ),
-    whole=Whole("qwen2_5_omni"),
+    whole=Whole("qwen2_5_omni", files=("spk_dict.pt",)),
 )

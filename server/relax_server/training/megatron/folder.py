@@ -16,9 +16,11 @@ from torch import Tensor
 
 from relax_sdk.model_export import SHARD_SIZE
 from relax_server.machine_limits import check_room, limits_told
+from relax_server.models.families import TABLE
 from relax_server.models.weight_files import INDEX, WEIGHTS
 from relax_server.training.megatron.hf import HfWeights, WithUntrained
 
+_KEPT = {file for family in TABLE.values() if family.whole is not None for file in family.whole.files}
 _NOT_COPIED = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 
 NAMES = {
@@ -66,7 +68,8 @@ def write_folder(source: Path, weights: Mapping[str, Tensor], folder: Path, shar
     """
     like = _like(weights)
     shards = plan_shards(like, shard_size)
-    rest = [f for f in source.iterdir() if f.is_file() and not f.name.startswith(".") and not f.name.endswith(_NOT_COPIED)]
+    files = [f for f in source.iterdir() if f.is_file() and not f.name.startswith(".")]
+    rest = [f for f in files if f.name in _KEPT or not f.name.endswith(_NOT_COPIED)]
     total = sum(t.nbytes for t in like.values())
     check_room(folder.parent, total + sum(file.stat().st_size for file in rest), f"the model folder {folder.name}")
     partial = folder.with_name(f".{folder.name}.partial")
