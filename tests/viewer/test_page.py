@@ -50,10 +50,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The page over all runs, and over a copy of `omni`, shown as `omni (2)`, whose media are lost."""
+    """The page over all runs, over a copy of `omni`, shown as `omni (2)`, whose media are lost, and over a service's `r_1`."""
     lost = tmp_path_factory.mktemp("lost")
     shutil.copytree(runs / "omni", lost / "omni", ignore=shutil.ignore_patterns("media"))
-    with viewer(runs, lost) as (url, _):
+    service = open_journal((folder := tmp_path_factory.mktemp("service")) / "journal.db")
+    service.commit(text_group(0, "r_1"), "r_1")
+    service.close()
+    with viewer(runs, lost, folder) as (url, _):
         yield url
 
 
@@ -80,6 +83,7 @@ PAGES = {
     "group": (f"#/runs/omni/groups/{OMNI + 1}", "Group"),
     "media": ("#/runs/omni/media", "Media"),
     "empty": ("#/runs/empty", "empty"),
+    "played": ("#/runs/r_1", "r_1"),
     "no such run": ("#/runs/none", "Not found: The run none"),
 }
 
@@ -285,6 +289,21 @@ def test_a_group_stands_side_by_side(page: Page, site: str) -> None:
     expect(members.nth(2)).to_contain_text("0.50")
     expect(members.nth(2)).to_contain_text("advantage +0.75")
     expect(members.nth(3)).to_contain_text("ValueError: boom")
+
+
+def test_episodes_that_a_service_played_are_no_run_that_ended_before_its_first_step(page: Page, site: str) -> None:
+    page.goto(f"{site}#/?q=r_1")
+    row = page.get_by_role("row").filter(has_text="r_1")
+    expect(row).to_contain_text("played at the service")
+    expect(row).to_contain_text("parity-v0")
+    row.get_by_role("link", name="r_1").click()
+    main = page.locator("main")
+    expect(main).to_contain_text("A caller of the service had these episodes played.")
+    expect(main).to_contain_text("Reward, newest 20 episodes")
+    for wrong in ("first step", "unknown", "Roles", "Timeline", "waiting for the trainer"):
+        expect(main).not_to_contain_text(wrong)
+    page.get_by_role("link", name="episodes").click()
+    expect(page.locator(".list-count")).to_have_text("8 trajectories")
 
 
 def test_runs_of_several_seeds_are_one_curve_and_settings_that_differ_are_told(page: Page, site: str) -> None:

@@ -23,6 +23,8 @@ State = Literal["running", "done", "stopped", "failed", "unknown"]
 STATUS = "status.json"
 LAST = 10
 """Steps of `reward_last10`."""
+NEWEST = 20
+"""Episodes of a rollout or a session whose mean reward is told."""
 MOST = 2000
 """Runs whose figures are remembered."""
 ENDS: dict[str, State] = {"stopped": "stopped", "failed": "failed", "ended": "done"}
@@ -73,8 +75,9 @@ class Summaries:
             "problems": len(figures.problems) if figures.events else None,
             "trajectories": _count(run),
             "evaluation": run.folder is not None and (run.folder / PLAN).is_file(),
+            "played": run.folder is None,
             "folder": str(run.folder) if run.folder is not None and run.shows_paths else None,
-        }
+        } | (_of_episodes(run) if run.folder is None else {})
 
     def state(self, run: ViewedRun, config: Any) -> State:
         """Whether a run goes on, and if not, how it ended; `config` is what its settings say."""
@@ -168,6 +171,18 @@ def _going_on(folder: Path) -> bool | None:
     if holder is None:
         return False if (folder / LOCK).exists() else None
     return not holder.ended()
+
+
+def _of_episodes(run: ViewedRun) -> dict[str, Any]:
+    """What the newest episodes of a rollout or a session say of it: there are no settings, no steps and no events."""
+    try:
+        journal = run.open_journal()
+        rows = journal.find(run.run, TrajectoryQuery(limit=NEWEST)) if journal is not None else []
+    except JournalError:
+        rows = []
+    rewards = [row.reward for row in rows if row.reward is not None]
+    mean = fmean(rewards) if rewards else None
+    return {"env": rows[0].env, "updated": rows[0].created_at, "reward": mean, "reward_last10": mean} if rows else {}
 
 
 def _count(run: ViewedRun) -> int | None:

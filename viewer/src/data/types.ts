@@ -28,6 +28,8 @@ export interface RunSummary {
   folder: string | null;
   /** Whether it only measured, so that there are no steps and no curves. */
   evaluation?: boolean;
+  /** Whether these are episodes that a service played for its callers: nothing is trained, and nothing but a journal is kept. */
+  played?: boolean;
 }
 
 export interface Finding {

@@ -30,7 +30,9 @@ export function OverviewPage({ run, query }: { run: string; query: URLSearchPara
       <div class="page-head">
         <h1>{run}</h1>
         <p class="subtitle">
-          <State state={detail.summary.state} /> {detail.summary.env ?? "unknown environment"} · {played(detail) ?? detail.summary.model ?? "unknown model"}
+          {detail.summary.played ? "played at the service" : <State state={detail.summary.state} />} {detail.summary.played && "· "}
+          {detail.summary.env ?? "unknown environment"}
+          {!detail.summary.played && ` · ${played(detail) ?? detail.summary.model ?? "unknown model"}`}
           {detail.summary.updated !== null && (
             <span class="muted" title={moment(detail.summary.updated)}>
               {" "}
@@ -42,18 +44,19 @@ export function OverviewPage({ run, query }: { run: string; query: URLSearchPara
       <Figures detail={detail} store={store} />
       {measured && detail.report && <measured.Report report={detail.report} run={run} />}
       {detail.summary.evaluation && !detail.report && !detail.senses && <Notice>{detail.summary.state === "running" ? "The report comes when the evaluation ends." : "This evaluation has no report: the same command goes on where it ended."}</Notice>}
-      <Findings findings={withoutVerdicts(withNoticed(detail.findings, store.events), detail.senses)} run={run} quiet={detail.summary.evaluation} />
-      {!detail.summary.evaluation && <Curves store={store} query={query} />}
+      {detail.summary.played && <Notice>A caller of the service had these episodes played. There are no training steps, so there are no curves: look at the <a href={link(["runs", run, "trajectories"])}>episodes</a>.</Notice>}
+      <Findings findings={withoutVerdicts(withNoticed(detail.findings, store.events), detail.senses)} run={run} quiet={!trains(detail)} />
+      {trains(detail) && <Curves store={store} query={query} />}
       {measured && detail.senses && <measured.Senses senses={detail.senses} run={run} />}
-      <div class="columns">
+      {!detail.summary.played && <div class="columns">
         <Panel title={detail.summary.evaluation ? "Logs" : "Roles"}>
           <Roles run={run} status={detail.status} expected={!detail.summary.evaluation} />
         </Panel>
         <Panel title="Events">
           <Events events={store.events} />
         </Panel>
-      </div>
-      {!detail.summary.evaluation && (
+      </div>}
+      {trains(detail) && (
         <Panel title="Timeline">
           <TimelineView run={run} />
         </Panel>
@@ -61,6 +64,11 @@ export function OverviewPage({ run, query }: { run: string; query: URLSearchPara
       <About detail={detail} />
     </>
   );
+}
+
+/** Whether there are training steps to tell of: an evaluation only measures, and a service plays episodes for its callers. */
+function trains(detail: RunDetail): boolean {
+  return !detail.summary.evaluation && !detail.summary.played;
 }
 
 /** The model that an evaluation or a check played, which is another one than that of its settings where a run was played. */
@@ -76,7 +84,7 @@ function Figures({ detail, store }: { detail: RunDetail; store: RunStore }) {
   const stage = typeof detail.status?.stage === "string" && summary.state === "running" ? detail.status.stage : "";
   return (
     <ul class="figures" aria-label="The run in numbers">
-      {!summary.evaluation && <li>
+      {trains(detail) && <li>
         <span class="name">Step</span>
         <span class="value">
           {count(step)}
@@ -88,10 +96,10 @@ function Figures({ detail, store }: { detail: RunDetail; store: RunStore }) {
         {stage && <small class="muted">{stage}</small>}
       </li>}
       {!summary.evaluation && <li>
-        <span class="name">Reward, last 10 steps</span>
+        <span class="name">{summary.played ? "Reward, newest 20 episodes" : "Reward, last 10 steps"}</span>
         <span class="value">{fixed(summary.reward_last10 ?? summary.reward)}</span>
       </li>}
-      {!(summary.evaluation && detail.senses && !detail.report) && <li>
+      {!summary.played && !(summary.evaluation && detail.senses && !detail.report) && <li>
         <span class="name">{summary.evaluation ? "Mean reward of the evaluation" : "Held out"}</span>
         <span class="value">
           {fixed(summary.held_out)}
@@ -166,15 +174,14 @@ function Findings({ findings, run, quiet }: { findings: Finding[] | null; run: s
 function About({ detail }: { detail: RunDetail }) {
   const { summary, env, splits, counts, checkpoints } = detail;
   const rows: [string, string][] = [
-    ["started", moment(summary.started)],
-    ...(summary.evaluation ? [] : [["mode", summary.mode ?? DASH] as [string, string]]),
-    ["seed", count(summary.seed)],
-    ["folder", summary.folder ?? DASH],
+    ...(summary.played ? [] : ([["started", moment(summary.started)]] as [string, string][])),
+    ...(trains(detail) ? [["mode", summary.mode ?? DASH] as [string, string]] : []),
+    ...(summary.played ? [] : ([["seed", count(summary.seed)], ["folder", summary.folder ?? DASH]] as [string, string][])),
     ["senses", env?.modalities.join(", ") || DASH],
     ["rewards", env?.rewards.map(rewardName).join(", ") || DASH],
     ["tools", env?.tools.join(", ") || "none"],
     ["splits", Object.entries(splits ?? {}).map(([name, n]) => `${name} ${count(n)}`).join(", ") || DASH],
-    ...(summary.evaluation ? [] : ([["groups", Object.entries(counts ?? {}).filter(([, n]) => n).map(([name, n]) => `${count(n)} ${groupState(name)}`).join(", ") || DASH],
+    ...(!trains(detail) ? [] : ([["groups", Object.entries(counts ?? {}).filter(([, n]) => n).map(([name, n]) => `${count(n)} ${groupState(name)}`).join(", ") || DASH],
     ["checkpoints", checkpoints?.map((step) => `step ${step}`).join(", ") || "none"]] as [string, string][])),
   ]; // prettier-ignore
   return (
@@ -187,7 +194,7 @@ function About({ detail }: { detail: RunDetail }) {
           <pre class="info">{JSON.stringify(detail.config, null, 2)}</pre>
         </details>
       ) : (
-        <Notice>The run's configuration is not in its folder.</Notice>
+        !summary.played && <Notice>The run's configuration is not in its folder.</Notice>
       )}
     </Panel>
   );

@@ -153,13 +153,13 @@ function RunRow(properties: { run: RunSummary; chosen: Set<string>; at: boolean 
         <a href={link(["runs", run.name])}>{run.name}</a>
       </th>
       <td>
-        <State state={run.state} />
+        {run.played ? <span class="muted">{DASH}</span> : <State state={run.state} />}
       </td>
       <td>{run.env ?? DASH}</td>
       <td class="model">{run.model ?? DASH}</td>
       <td class="right">
-        {run.evaluation ? <span class="muted">evaluation</span> : count(run.step)}
-        {!run.evaluation && run.steps !== null && <span class="muted"> / {count(run.steps)}</span>}
+        {run.evaluation || run.played ? <span class="muted">{run.evaluation ? "evaluation" : "played at the service"}</span> : count(run.step)}
+        {!run.evaluation && !run.played && run.steps !== null && <span class="muted"> / {count(run.steps)}</span>}
       </td>
       <td class="right">
         <Reward value={run.reward_last10 ?? run.reward} />
