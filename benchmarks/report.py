@@ -98,7 +98,7 @@ def write_readme() -> None:
         where = result["machine"]
         place = f"{where['processor']}, {where['cores']} cores, Python {where['python']}, load {where['load']} before"
         parts.append(f"### {path.stem}\n\n{place}; {where['date']}, commit {where['commit']}.\n\n{table(result['rows'])}")
-        notes = [f"{key}: {value}" for key, value in result.items() if key in ("bars", "export_exact")]
+        notes = [f"{key}: {value}" for key, value in result.items() if key in ("bars", "export_exact", "live")]
         if notes:
             parts.append("; ".join(notes) + ".")
     README.write_text("\n\n".join(parts) + "\n")

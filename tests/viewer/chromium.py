@@ -77,6 +77,7 @@ def painted(page: Page, selector: str, least: int) -> None:
     page.wait_for_function(
         """([selector, least]) => {
             const canvas = document.querySelector(selector);
+            if (!canvas?.width || !canvas.height) return false;
             const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
             const seen = new Set();
             for (let i = 0; i < data.length; i += 4) seen.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);

@@ -10,10 +10,14 @@ import numpy as np
 from judged_run import make_judged
 from many_runs import make_many
 from relax_server.journal import open_journal
+from relax_server.timeline import Timeline
 from viewed_runs import make_group, make_run
 
 from relax_sdk.config import RunConfig
 from relax_sdk.media import Audio, Image, MediaRef, MediaStore, Video
+
+WORK = ("checkpoint", "evaluation of eval/5", "evaluation of eval/9", "features", "logprobs", "optimizer", "plan", "wait")
+"""What the policy of a run did, a second each."""
 
 
 def make_runs(parent: Path) -> Path:
@@ -59,4 +63,8 @@ def make_seed(parent: Path, seed: int) -> Path:
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(RunConfig(env="tone-v0", steps=20, seed=seed))))
     rows = [{"step": n, "time": 1000.0 + n, "reward": n / 20 + 0.05 * seed, "loss": 1 / n} for n in range(1, 21)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = Timeline(folder / "timeline", "policy")
+    for at, name in enumerate(WORK):
+        lines.add(name, 1000.0 + at, 1000.5 + at, 0)
+    lines.close()
     return folder

@@ -15,7 +15,7 @@ import pytest
 from chromium import AXE, CHROMIUM, chromium, hashes, painted, plays, serious, viewer
 from judged_run import make_judged
 from many_runs import MANY, make_many, text_group
-from page_runs import make_runs
+from page_runs import WORK, make_runs
 from playwright.sync_api import Browser, Page, expect
 from relax_server.journal import open_journal
 from relax_server.viewer.bundle import write_bundle
@@ -354,6 +354,24 @@ def test_what_the_model_uses_of_what_it_is_shown_is_a_table_with_a_verdict_on_ea
     expect(senses.get_by_role("row", name="images used 1.00 0.25 −0.75 0.25 −0.75 0.25 −0.75", exact=True)).to_be_visible()
     expect(senses.get_by_role("row", name=re.compile("^sounds not used 1.00 1.00 "))).to_be_visible()
     expect(senses.get_by_role("listitem").filter(has_text="sounds: not used")).to_contain_text("the images suffice")
+
+
+def test_the_timeline_has_a_colour_for_each_kind_of_work_and_is_zoomed_by_keys(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/seed-0")
+    panel = page.get_by_role("region", name="Timeline")
+    lanes = panel.get_by_role("img", name=re.compile("^Timeline of policy"))
+    painted(page, "canvas[aria-label^=Timeline]", 8)
+    kinds = panel.locator(".key")
+    expect(kinds).to_have_count(len(WORK) - 1)
+    expect(kinds.nth(1)).to_have_text("evaluation")
+    colours = kinds.locator(".swatch").evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)")
+    assert len(set(colours)) == len(WORK) - 1
+    shown = panel.get_by_role("status")
+    expect(shown).to_contain_text("(7.50 s)")
+    lanes.press("+")
+    expect(shown).not_to_contain_text("(7.50 s)")
+    lanes.press("0")
+    expect(shown).to_contain_text("(7.50 s)")
 
 
 def test_metrics_are_found_by_name(page: Page, site: str) -> None:

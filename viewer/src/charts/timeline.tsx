@@ -10,6 +10,7 @@ import { colour, watchTheme } from "../ui/theme";
 const LANE = 26; // CSS pixels
 const NAMES = 130;
 const FOOT = 22;
+const HUES = [1, 2, 3, 4, 5, 6, 7, 8];
 
 export function TimelineView({ run }: { run: string }) {
   const [window_, setWindow] = useState<[number, number] | null>(null);
@@ -115,7 +116,7 @@ function Lanes({ lanes, shown, whole, onShow }: LanesProperties) {
         onPointerLeave={() => setOver("")}
       />
       <p class="muted hint">
-        {nameColours(lanes).map(([name, hue]) => (
+        {kindColours(lanes).map(([name, hue]) => (
           <span key={name} class="key">
             <span class="swatch" style={{ background: `var(--${hue})` }} aria-hidden="true" /> {name}
           </span>
@@ -132,10 +133,21 @@ function found(lanes: Lane[], index: number, time: number, pixel: number): strin
   return lane && span ? `${lane.name}: ${span[2]}, ${seconds(span[1])} from ${clock(span[0])}` : "";
 }
 
-/** A colour for each name of work, by its custom property: names that occur first in the alphabet come first. */
-function nameColours(lanes: Lane[]): [string, string][] {
-  const names = [...new Set(lanes.flatMap((lane) => lane.spans.map((span) => span[2])))].sort();
-  return names.map((name, index) => [name, `series-${(index % 8) + 1}`]);
+/** The kind of a span's work: evaluations are one kind, whatever they evaluate. */
+function kindOf(name: string): string {
+  return name.split(" of ", 1)[0]!;
+}
+
+/** A colour for each kind of work, by its custom property, in the alphabet's order: as few as can be share one within a lane. */
+function kindColours(lanes: Lane[]): [string, string][] {
+  const together = lanes.map((lane) => new Set(lane.spans.map((span) => kindOf(span[2]))));
+  const chosen = new Map<string, number>();
+  for (const kind of [...new Set(together.flatMap((kinds) => [...kinds]))].sort()) {
+    const near = new Set(together.filter((kinds) => kinds.has(kind)).flatMap((kinds) => [...kinds]));
+    const used = HUES.map((hue) => [...chosen].reduce((sum, [other, its]) => sum + (its === hue ? (near.has(other) ? 100 : 1) : 0), 0));
+    chosen.set(kind, HUES[used.indexOf(Math.min(...used))]!);
+  }
+  return [...chosen].map(([kind, hue]) => [kind, `series-${hue}`]);
 }
 
 function drawLanes(canvas: HTMLCanvasElement, width: number, height: number, lanes: Lane[], [from, to]: [number, number]): void {
@@ -146,7 +158,7 @@ function drawLanes(canvas: HTMLCanvasElement, width: number, height: number, lan
   const context = canvas.getContext("2d")!;
   context.scale(scale, scale);
   context.font = "12px system-ui, sans-serif";
-  const colours = new Map(nameColours(lanes).map(([name, hue]) => [name, colour(hue)]));
+  const colours = new Map(kindColours(lanes).map(([kind, hue]) => [kind, colour(hue)]));
   const place = (time: number) => NAMES + ((time - from) / (to - from)) * (width - NAMES);
   lanes.forEach((lane, index) => {
     const top = index * LANE;
@@ -157,7 +169,7 @@ function drawLanes(canvas: HTMLCanvasElement, width: number, height: number, lan
     for (const [start, duration, name] of lane.spans) {
       if (start + duration < from || start > to) continue;
       const [left, right] = [Math.max(NAMES, place(start)), Math.min(width, place(start + duration))];
-      context.fillStyle = colours.get(name)!;
+      context.fillStyle = colours.get(kindOf(name))!;
       context.fillRect(left, top + 4, Math.max(1, right - left), LANE - 8);
       if (right - left > 60) {
         context.fillStyle = colour("on-series");
