@@ -62,11 +62,12 @@ def measure(way: str, source: Path, to: Path) -> dict[str, Any]:
     model = build.build_model(config, dtype=torch.float32, device=torch.device("cpu"), recompute=False)
     weights = FolderWeights(source)
     links = hf.model_links(config, hf.TensorNames.of(weights.shapes, str(source)), [n for n, _ in model.named_parameters()])
-    loaded = build.Loaded(model, config, links)
+    whole = build.whole_model(model, links)
+    loaded = build.Loaded(model, config, links, whole, weights)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before, began = resident("VmRSS"), time.perf_counter()
     if way == "read":
-        build.load_weights(model, links, weights)
+        build.load_weights(model, links, weights, whole)
     else:
         write_folder(source, loaded.hf_weights(), to, SHARD if way == "write in shards" else 10 * SHARD)
     sizes = [parameter.nbytes / 1e6 for parameter in model.parameters()]

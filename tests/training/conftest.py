@@ -1,4 +1,4 @@
-"""One worker process for all tests that touch Megatron."""
+"""One worker process for all tests that touch Megatron, and some more for those of several ranks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from rank_workers import Ranks
 from training_worker import Worker
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,3 +17,11 @@ def worker() -> Iterator[Worker]:
     worker = Worker()
     yield worker
     worker.close()
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Tests that use it are marked `xdist_group("ranks")`, so that one process of the tests has them all."""
+    ranks = Ranks()
+    yield ranks
+    ranks.close()

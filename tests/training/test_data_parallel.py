@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from training_data import largest_difference, letter_groups, make_policy, parameters, read
-from training_worker import Worker
+from rank_workers import Ranks, begin
+from relax_server.models.weight_files import read_weights
+from training_data import largest_difference, letter_groups, make_policy, read
+
+from relax_sdk.layout import LayoutConfig
 
 OMNI = "relax/tiny-omni"
+ONE, TWO = LayoutConfig(), LayoutConfig(dp=2)
+pytestmark = pytest.mark.xdist_group("ranks")
 
 
-def train(rank: int, world_size: int, port: int, token_budget: int) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
-    from relax_server.training.megatron import parallel
+def weights(policy: Any, folder: Path) -> dict[str, np.ndarray]:
+    """The policy's weights, by way of a folder; every rank calls it."""
+    policy.export_weights(folder)
+    return {name: tensor.numpy().copy() for name, tensor in read_weights(folder).items()}
 
-    parallel.initialize(seed=0, rank=rank, world_size=world_size, port=port)
+
+def train(rank: int, layout: LayoutConfig, port: int, folder: Path, token_budget: int, n_groups: int) -> Any:
+    begin(rank, layout, port)
     policy = make_policy(OMNI, token_budget=token_budget, eps=1e-3, kl_coef=0.1, old_logprobs="recompute")
-    metrics = [policy.train_step(letter_groups(policy.processor, seed=i), read, i + 1) for i in range(3)]
-    return metrics, parameters(policy)
+    batches = [letter_groups(policy.processor, n_groups, 6 if n_groups > 1 else 1, seed=i) for i in range(3)]
+    metrics = [policy.train_step(batch, read, i + 1) for i, batch in enumerate(batches)]
+    return metrics, weights(policy, folder)
 
 
-def save(rank: int, folder: Any, port: int) -> float:
+def save(rank: int, layout: LayoutConfig, port: int, folder: Path) -> float:
     """A checkpoint written and read by two ranks."""
-    from relax_server.training.megatron import parallel
-
-    parallel.initialize(seed=0, rank=rank, world_size=2, port=port)
+    begin(rank, layout, port)
     policy = make_policy(OMNI)
     policy.train_step(letter_groups(policy.processor), read, 0)
     policy.save(folder / "c", {})
@@ -33,74 +42,44 @@ def save(rank: int, folder: Any, port: int) -> float:
     other.load(folder / "c")
     policy.train_step(letter_groups(policy.processor, seed=1), read, 1)
     other.train_step(letter_groups(policy.processor, seed=1), read, 1)
-    return largest_difference(parameters(policy), parameters(other))
+    return largest_difference(weights(policy, folder / "a"), weights(other, folder / "b"))
 
 
-def go_on(rank: int, world_size: int, port: int, begin: Any, until: int, end: Any) -> dict[str, np.ndarray]:
+def go_on(rank: int, layout: LayoutConfig, port: int, folder: Path, start: Any, until: int, end: Any) -> dict[str, np.ndarray]:
     """Steps from a checkpoint, or the beginning, and a checkpoint at their end, if it is named."""
-    from relax_server.training.megatron import parallel
-
-    parallel.initialize(seed=0, rank=rank, world_size=world_size, port=port)
+    begin(rank, layout, port)
     policy = make_policy(OMNI, eps=1e-3, lr=5e-3, warmup_steps=0)
-    if begin is not None:
-        policy.load(begin)
+    if start is not None:
+        policy.load(start)
     while policy.step < until:
         policy.train_step(letter_groups(policy.processor, seed=policy.step), read, policy.step)
     if end is not None:
         policy.save(end, {})
-    return parameters(policy)
+    return weights(policy, folder)
 
 
-@pytest.fixture(scope="module")
-def pair():
-    workers = [Worker(), Worker()]
-    yield workers
-    for w in workers:
-        w.close()
-
-
-def free_port() -> int:
-    from relax_server.training.megatron import parallel
-
-    return parallel.free_port()
-
-
-@pytest.mark.parametrize("token_budget", [64, 100_000])
-def test_two_ranks_are_one(worker, pair, token_budget):
-    """With the large budget there is one forest, so that the second rank has nothing to compute."""
-    one, weights = worker.run(train, 0, 1, 0, token_budget)
-    port = worker.run(free_port)
-    for rank, w in enumerate(pair):
-        w.send(train, rank, 2, port, token_budget)
-    (first, theirs), (second, others) = [w.receive() for w in pair]
+@pytest.mark.parametrize(("token_budget", "n_groups"), [(64, 4), (100_000, 4), (100_000, 1)])
+def test_two_ranks_are_one(ranks: Ranks, tmp_path: Path, token_budget: int, n_groups: int) -> None:
+    """With the large budget one forest holds all, and is divided; a single sample leaves the second rank nothing to compute."""
+    ((one, alone),) = ranks.run(ONE, train, tmp_path, token_budget, n_groups)
+    (first, theirs), (second, others) = ranks.run(TWO, train, tmp_path, token_budget, n_groups)
     assert largest_difference(theirs, others) == 0
-    assert largest_difference(weights, theirs) < 2e-6
-    timeless = lambda metrics: {k: v for k, v in metrics.items() if not k.startswith("seconds")}
+    assert largest_difference(alone, theirs) < 2e-6
+    apart = ("seconds", "forest", "packed", "shared") if token_budget > 64 else ("seconds",)
+    plain = lambda metrics: {k: v for k, v in metrics.items() if not k.startswith(apart)}
     for a, b, c in zip(one, first, second, strict=True):
-        assert timeless(b) == timeless(c)
-        assert timeless(b) == pytest.approx(timeless(a), rel=1e-3, abs=1e-5)
+        assert plain(b) == plain(c)
+        assert plain(b) == pytest.approx(plain(a), rel=1e-3, abs=1e-5)
 
 
-def test_a_checkpoint_of_two_ranks(worker, pair, tmp_path):
-    port = worker.run(free_port)
-    for rank, w in enumerate(pair):
-        w.send(save, rank, tmp_path, port)
-    assert [w.receive() for w in pair] == [0, 0]
+def test_a_checkpoint_of_two_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run(TWO, save, tmp_path) == [0, 0]
 
 
-@pytest.mark.parametrize("first", [1, 2])
-def test_a_checkpoint_of_another_number_of_ranks(worker, pair, tmp_path, first):
+@pytest.mark.parametrize("first", [ONE, TWO])
+def test_a_checkpoint_of_another_number_of_ranks(ranks: Ranks, tmp_path: Path, first: LayoutConfig) -> None:
     """One rank writes what two go on with, and the other way round, as if one had gone all the way."""
-
-    def run(ranks: int, begin: Any, until: int, end: Any) -> dict[str, np.ndarray]:
-        if ranks == 1:
-            return worker.run(go_on, 0, 1, 0, begin, until, end)
-        port = worker.run(free_port)
-        for rank, w in enumerate(pair):
-            w.send(go_on, rank, 2, port, begin, until, end)
-        one, other = [w.receive() for w in pair]
-        assert largest_difference(one, other) == 0
-        return one
-
-    run(first, None, 1, tmp_path / "c")
-    assert largest_difference(run(3 - first, tmp_path / "c", 2, None), run(1, None, 2, None)) < 2e-6
+    second = TWO if first is ONE else ONE
+    ranks.run(first, go_on, tmp_path, None, 1, tmp_path / "c")
+    changed = ranks.run(second, go_on, tmp_path, tmp_path / "c", 2, None)[0]
+    assert largest_difference(changed, ranks.run(ONE, go_on, tmp_path, None, 2, None)[0]) < 2e-6

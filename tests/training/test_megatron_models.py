@@ -76,7 +76,7 @@ def round_trip(path: Path) -> dict[str, Any]:
 
     import torch
     from relax_server.training.megatron import hf
-    from relax_server.training.megatron.build import load_weights
+    from relax_server.training.megatron.build import load_weights, whole_model
     from relax_server.training.megatron.folder import write_weights
 
     loaded = _load(path)
@@ -90,8 +90,9 @@ def round_trip(path: Path) -> dict[str, Any]:
             parameter.zero_()
     with tempfile.TemporaryDirectory() as folder:  # with fused experts, as transformers holds them in memory
         write_weights(memory, Path(folder))
-        load_weights(loaded.model, links, FolderWeights(Path(folder)))
-    again = hf.HfWeights(links, {n: p.detach() for n, p in loaded.model.named_parameters()})
+        whole = whole_model(loaded.model, links)
+        load_weights(loaded.model, links, FolderWeights(Path(folder)), whole)
+    again = hf.HfWeights(links, {n: p.detach() for n, p in loaded.model.named_parameters()}, loaded.model.place, whole)
     tied = {"lm_head.weight"} if loaded.hf_config.tie_word_embeddings else set()
     return {
         "disk names": set(disk) == set(back),

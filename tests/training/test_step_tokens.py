@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_data_parallel import free_port
+from rank_workers import Ranks, begin
 from training_data import letter_groups, make_policy, read
 from training_worker import Worker
+
+from relax_sdk.layout import LayoutConfig
 
 OMNI, TEXT = "relax/tiny-omni", "relax/tiny-qwen3"
 
@@ -100,26 +102,18 @@ def test_the_gap_is_told_by_modality(worker: Worker) -> None:
     assert metrics == pytest.approx({f"logprob_gap_{kind}": gap for kind, gap in known.items()}) and len(known) >= 3
 
 
-def ranks(rank: int, world_size: int, port: int) -> list[np.ndarray]:
-    from relax_server.training.megatron import parallel
-
-    parallel.initialize(seed=0, rank=rank, world_size=world_size, port=port)
+def one_step(rank: int, layout: LayoutConfig, port: int) -> list[np.ndarray]:
+    begin(rank, layout, port)
     policy = make_policy(OMNI, token_budget=64, eps=1e-3)
     policy.train_step(letter_groups(policy.processor), read, 1)
     assert policy.tokens is not None
     return [policy.tokens.logprobs, policy.tokens.entropy, policy.tokens.advantages]
 
 
-def test_each_of_two_ranks_has_the_tokens_of_both(worker: Worker) -> None:
-    one = worker.run(ranks, 0, 1, 0)
-    port, pair = worker.run(free_port), [Worker(), Worker()]
-    try:
-        for rank, w in enumerate(pair):
-            w.send(ranks, rank, 2, port)
-        for values in [w.receive() for w in pair]:
-            for ours, theirs in zip(one, values, strict=True):
-                assert np.isfinite(theirs).all()
-                np.testing.assert_allclose(theirs, ours, atol=3e-6)
-    finally:
-        for w in pair:
-            w.close()
+@pytest.mark.xdist_group("ranks")
+def test_each_of_two_ranks_has_the_tokens_of_both(ranks: Ranks) -> None:
+    (one,) = ranks.run(LayoutConfig(), one_step)
+    for values in ranks.run(LayoutConfig(dp=2), one_step):
+        for ours, theirs in zip(one, values, strict=True):
+            assert np.isfinite(theirs).all()
+            np.testing.assert_allclose(theirs, ours, atol=3e-6)

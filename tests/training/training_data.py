@@ -141,6 +141,21 @@ def letter_groups(processor: Processor, n_groups: int = 4, size: int = 6, seed: 
     return groups
 
 
+def with_routes(groups: list[Group], layers: int = 3, experts: int = 4, top_k: int = 2) -> list[Group]:
+    """Give one-turn episodes routes as an engine records them: random, and the same for all tokens of a shared prompt."""
+    rng = np.random.default_rng(0)
+    for group in groups:
+        of_prompt: np.ndarray | None = None
+        for trajectory in group.trajectories:
+            (turn,) = trajectory.turns
+            n = len(turn.prompt_ids) + len(turn.response_ids) - 1
+            routes = rng.random((n, layers, experts)).argsort(-1)[..., :top_k].astype(np.int32)
+            of_prompt = routes[: len(turn.prompt_ids)] if of_prompt is None else of_prompt
+            routes[: len(of_prompt)] = of_prompt
+            turn.routed_experts, turn.routed_shape = routes.tobytes(), list(routes.shape)
+    return groups
+
+
 def small_model(folder: Path, kind: str, **values: Any) -> Path:
     """A random model of transformers in `folder`, with weights large enough that mistakes show; without a tokenizer."""
     import torch
@@ -232,6 +247,26 @@ def make_policy(
 
 def parameters(policy: Any) -> dict[str, np.ndarray]:
     return {name: tensor.float().numpy().copy() for name, tensor in policy._loaded.hf_weights().items()}
+
+
+def gradients(policy: Any, folder: Path) -> None:
+    """Write the gradients of the last update under the names of the weights; every rank writes its part."""
+    from relax_server.training.megatron import hf
+    from relax_server.training.megatron.folder import write_weights
+
+    loaded = policy._loaded
+    of = {name: p.main_grad.detach() for name, p in loaded.model.named_parameters()}
+    write_weights(hf.HfWeights(loaded.links, of, loaded.model.place, loaded.whole), folder)
+
+
+def largest_relative_difference(a: dict[str, Any], b: dict[str, Any]) -> tuple[float, str]:
+    """The largest difference of any tensor, relative to its largest number, and its name.
+
+    The bias of a key projection is left out: the softmax does not see it, so that its gradient is rounding errors.
+    """
+    assert a.keys() == b.keys()
+    real = [name for name in a if not name.endswith("k_proj.bias")]
+    return max((float((a[k] - b[k]).abs().max() / (b[k].abs().max() + 1e-30)), k) for k in real)
 
 
 def largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:

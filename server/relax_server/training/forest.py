@@ -22,6 +22,16 @@ cost more than the tokens are worth (`benchmarks.forest`)."""
 
 
 @dataclass(frozen=True)
+class Share:
+    """The tokens of a forest that one of several ranks has."""
+
+    mine: np.ndarray
+    """int64 [t], in the whole forest, ascending."""
+    order: np.ndarray
+    """int64 [tokens of the whole forest], where each is among those of all ranks, one rank after the other."""
+
+
+@dataclass(frozen=True)
 class Forest:
     """Packed samples: t tokens, r rows of logits, n trained tokens."""
 
@@ -47,6 +57,8 @@ class Forest:
     """int64 [p], which of the item's embeddings."""
     routes: np.ndarray | None = None
     """int32 [t, layers, top_k], -1 where the trainer chooses; None without route replay."""
+    share: Share | None = None
+    """Context parallelism: all of the above but `end` is of this rank's tokens; None: of all."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -21,11 +21,13 @@ from relax_server.machine_limits import limits_told
 from relax_server.models.processor import Processor
 from relax_server.training.batch import ReadMedia, TokenBatch, make_batch, read_features
 from relax_server.training.forest import Forest, pack
+from relax_server.training.forest_parts import STRIPE, cost, deal, nothing, padded, share
 from relax_server.training.megatron import checkpoint, folder, parallel
 from relax_server.training.megatron.build import Loaded, load_model
 from relax_server.training.megatron.micro_batch import MicroBatch
 from relax_server.training.megatron.trainer import forward
 from relax_server.training.objective import Targets, token_scores
+from relax_server.training.scoring import Predictions
 
 
 class LogprobModel:
@@ -79,10 +81,11 @@ class LogprobModel:
         Raises:
             TokenError: tokens and media do not fit together.
         """
-        batch = make_batch(samples, self.processor, read_features(samples, self.processor, media))
+        with parallel.together():
+            batch = make_batch(samples, self.processor, read_features(samples, self.processor, media))
         targets = self._targets(batch)
-        forests = pack(batch, self.training.token_budget, self.training.share_prompts)
-        flat = self._forward(forests, targets).cpu().numpy()
+        mine = self._mine(self._pack(batch))
+        flat = parallel.known_on_any_rank(self._forward(mine, targets).cpu().numpy())
         cuts = np.searchsorted(batch.trained.sample, np.arange(1, len(batch)))
         return np.split(flat, cuts)
 
@@ -123,13 +126,11 @@ class LogprobModel:
         """Write a whole model folder that transformers' `from_pretrained` reads, in place of one that is there.
 
         Returns:
-            Names of the files that hold the weights; none where another rank has written them.
+            Names of the files that hold the weights.
 
         Raises:
             DiskFull: no room for it.
         """
-        if parallel.data_parallel()[0] != 0:
-            return []
         return folder.write_folder(self.model_path, self._loaded.folder_weights(), Path(folder_), shard_size)
 
     # ----------------------------------------------------------------------------------------------------- inner works
@@ -160,14 +161,47 @@ class LogprobModel:
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
-    def _micro_batch(self, forest: Forest) -> MicroBatch:
-        return self._loaded.model.micro_batch(forest)
+    def _pack(self, batch: TokenBatch, only: Sequence[int] | None = None) -> list[Forest]:
+        """The forests of a batch; with data parallelism at least one for each rank, if there are as many samples."""
+        forests = pack(batch, self.training.token_budget, self.training.share_prompts, only)
+        ranks = parallel.data_parallel()[1]
+        if len(forests) < ranks and forests:
+            part = max(1, -(-sum(map(len, forests)) // ranks))
+            forests = pack(batch, min(self.training.token_budget, part), self.training.share_prompts, only)
+        return forests
 
-    @torch.no_grad()
-    def _forward(self, forests: Sequence[Forest], targets: Targets) -> Tensor:
-        """Compute the logprobs of the trained tokens of some forests, [n of the batch]; other tokens have 0."""
-        out = torch.zeros(len(targets.token), device=self.device)
-        for forest in forests:
-            scores = token_scores(forward(self._loaded.model, self._micro_batch(forest)), forest, targets)
-            out[torch.from_numpy(forest.entry).to(self.device)] = scores.logprobs
+    def _mine(self, forests: Sequence[Forest]) -> list[Forest]:
+        """The forests that this rank computes, as it computes them: padded, and cut to its tokens.
+
+        Ranks of the same data-parallel number have the same forests. There is at least one; where experts are divided, every
+        rank has as many as the others. Those that are added teach nothing.
+        """
+        layout, (number, ranks) = parallel.layout(), parallel.data_parallel()
+        width = self._loaded.model.config.hidden_size
+        dealt = deal([cost(forest, width) for forest in forests], ranks)
+        mine = [forests[i] for i in dealt[number]]
+        wanted = max(map(len, dealt)) if layout.ep > 1 else 1
+        mine += [nothing()] * (max(wanted, 1) - len(mine))
+        rank, size = parallel.context_parallel()
+        multiple = (layout.tp if layout.sequence_parallel else 1) * (size * STRIPE if size > 1 else 1)
+        whole = [padded(forest, multiple) for forest in mine]
+        return [share(forest, rank, size) for forest in whole] if size > 1 else whole
+
+    def _micro_batches(self, forests: Sequence[Forest]) -> list[MicroBatch]:
+        with parallel.together():
+            return [self._loaded.model.micro_batch(forest) for forest in forests]
+
+    def _forward(self, mine: Sequence[Forest], targets: Targets) -> Tensor:
+        """Compute the logprobs of the trained tokens of this rank's forests, float32 [n of the batch].
+
+        Returns:
+            NaN for tokens of other ranks; and, before the last pipeline stage, for all.
+        """
+        out = torch.full((len(targets.token),), torch.nan, device=self.device)
+
+        def take(predictions: Predictions, number: int) -> None:
+            scores = token_scores(predictions, mine[number], targets)
+            out[torch.from_numpy(mine[number].entry).to(self.device)] = scores.logprobs
+
+        forward(self._loaded.model, self._micro_batches(mine), take)
         return out

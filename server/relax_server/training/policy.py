@@ -17,7 +17,7 @@ from relax_sdk.trajectory import Group, Sample
 from relax_server.machine_limits import limits_told
 from relax_server.training.algorithms import find
 from relax_server.training.batch import ReadMedia, TokenBatch, make_batch, read_features
-from relax_server.training.forest import Forest, pack
+from relax_server.training.forest import Forest
 from relax_server.training.group_fields import Given, by_turn, flat_logprobs
 from relax_server.training.megatron import checkpoint, folder, parallel
 from relax_server.training.megatron.trainer import MegatronTrainer
@@ -97,11 +97,12 @@ class PolicyModel(LogprobModel):
         Raises:
             TokenError: tokens and media do not fit together.
         """
-        batch = make_batch(samples, self.processor, read_features(samples, self.processor, media))
+        with parallel.together():
+            batch = make_batch(samples, self.processor, read_features(samples, self.processor, media))
         targets = self._targets(batch)
-        results = self._accumulate(self._pack(batch), cross_entropy, targets)
+        results = self._accumulate(self._mine(self._pack(batch)), cross_entropy, targets)
         self.trainer.step(lr)
-        return parallel.sum_over_ranks([float(sum(r["loss"] for r in results))])[0] / len(batch.trained)
+        return parallel.sum_over_ranks([float(sum(r["loss"] for r in results if r))])[0] / len(batch.trained)
 
     def end_warmup(self) -> None:
         """Go over from the warm-up to reinforcement learning: fresh moments, and the KL reference is what was reached."""
@@ -134,10 +135,12 @@ class PolicyModel(LogprobModel):
         parts, targets, tokens = self._prepare(groups, media, version, given, metrics)
         lr = self.schedule.at(self.step)
         for number, forests in enumerate(parts):
+            mine = self._mine(forests)
             with metrics.seconds("forward_backward"):
-                results = self._accumulate(forests, self._objective, targets)
-            metrics.update(results)
-            for forest, result in zip(self._mine(forests), results, strict=bool(results)):
+                results = self._accumulate(mine, self._objective, targets)
+            told = [(forest, result) for forest, result in zip(mine, results, strict=bool(results)) if result]
+            metrics.update([result for _, result in told])
+            for forest, result in told:
                 before = _entries(targets.recomputed, forest)
                 tokens.take(forest, result, result["logprobs"] if number == 0 else before)
             with metrics.seconds("optimizer"):
@@ -162,7 +165,7 @@ class PolicyModel(LogprobModel):
             return
         parts, targets, _ = self._prepare([group], media, version, given, StepMetrics())
         for forests in parts:
-            self._accumulate(forests, self._objective, targets)
+            self._accumulate(self._mine(forests), self._objective, targets)
             self.trainer.check_gradient()
 
     # --------------------------------------------------------------------------------------------- weights, checkpoints
@@ -173,8 +176,7 @@ class PolicyModel(LogprobModel):
         Raises:
             DiskFull: no room for it.
         """
-        if parallel.data_parallel()[0] == 0:
-            folder.write_weights(self._loaded.hf_weights(), Path(folder_))
+        folder.write_weights(self._loaded.hf_weights(), Path(folder_))
 
     def load_reference(self, folder_: Path) -> None:
         """Take the KL reference from a model folder: that of a run which goes on is not the model it was begun with if there
@@ -240,22 +242,24 @@ class PolicyModel(LogprobModel):
         Returns:
             Its forests by update, what they are trained on, and what becomes its account by token.
         """
-        with metrics.seconds("plan"):
-            advantages = [by_turn(g, a) for g, a in zip(groups, given.advantages, strict=True)] if given is not None else None
-            collected = collect(groups, self.algorithm, advantages)
-            if not collected.samples:
-                raise TrainingError(f"none of {len(groups)} groups has a token to train on")
-        with metrics.seconds("features"):
-            features = read_features(collected.samples, self.processor, media)
-        with metrics.seconds("plan"):
-            pairs = zip(collected.trajectories, collected.samples, strict=True)
-            routes = [sample_routes(t, s) for t, s in pairs] if self.training.replay_routes else []
-            batch = make_batch(collected.samples, self.processor, features, routes)
-            split = collected.split(self.algorithm.updates_per_batch)
-            parts = [self._pack(batch, part) for part in split]
-        metrics.describe(collected, batch, parts, version)
-        by_token = token_advantages(collected, batch.trained)
-        targets = self._targets(batch, by_token, self._scale(batch, split))
+        with parallel.together():
+            with metrics.seconds("plan"):
+                own = given.advantages if given is not None else None
+                advantages = [by_turn(g, a) for g, a in zip(groups, own, strict=True)] if own is not None else None
+                collected = collect(groups, self.algorithm, advantages)
+                if not collected.samples:
+                    raise TrainingError(f"none of {len(groups)} groups has a token to train on")
+            with metrics.seconds("features"):
+                features = read_features(collected.samples, self.processor, media)
+            with metrics.seconds("plan"):
+                pairs = zip(collected.trajectories, collected.samples, strict=True)
+                routes = [sample_routes(t, s) for t, s in pairs] if self.training.replay_routes else []
+                batch = make_batch(collected.samples, self.processor, features, routes)
+                split = collected.split(self.algorithm.updates_per_batch)
+                parts = [self._pack(batch, part) for part in split]
+            metrics.describe(collected, batch, parts, version)
+            by_token = token_advantages(collected, batch.trained)
+            targets = self._targets(batch, by_token, self._scale(batch, split))
         with metrics.seconds("logprobs"):
             targets = self._before(parts, targets, given.ref_log_probs if given is not None else None)
         return parts, targets, StepTokens(collected, batch, by_token)
@@ -268,25 +272,25 @@ class PolicyModel(LogprobModel):
             scale[own] = self._aggregate(torch.from_numpy(batch.trained.sample[own])).numpy()
         return scale
 
-    def _pack(self, batch: TokenBatch, only: Sequence[int] | None = None) -> list[Forest]:
-        return pack(batch, self.training.token_budget, self.training.share_prompts, only)
+    def _accumulate(self, mine: Sequence[Forest], objective: Any, targets: Targets) -> list[dict[str, Tensor]]:
+        """Add up the gradients of the mean loss over all ranks' forests.
 
-    def _mine(self, forests: Sequence[Forest]) -> list[Forest]:
-        """The forests that this data-parallel rank computes."""
-        rank, size = parallel.data_parallel()
-        return list(forests[rank::size])
+        Args:
+            mine: of this rank, as `_mine` returns them.
+            objective: the loss of a forest.
+            targets: of the batch.
 
-    def _accumulate(self, forests: Sequence[Forest], objective: Any, targets: Targets) -> list[dict[str, Tensor]]:
-        """Add up the gradients of the mean loss over all ranks' forests; returns the results of this rank's."""
-        mine = self._mine(forests)
-        if not mine:  # fewer forests than ranks: take part in the reduction with nothing
-            self.trainer.accumulate([self._micro_batch(forests[0])], lambda found, number: (0.0 * found.hidden.sum(), 0, None))
-            return []
+        Returns:
+            The results of each of these forests, with nothing for one without trained tokens; no item at all before the last
+            pipeline stage.
+        """
 
         def loss(predictions: Predictions, number: int) -> LossSum:
+            if not len(mine[number].entry):
+                return 0.0 * predictions.hidden.sum(), 0, {}
             return objective(predictions, mine[number], targets)
 
-        return self.trainer.accumulate([self._micro_batch(f) for f in mine], loss)
+        return self.trainer.accumulate(self._micro_batches(mine), loss)
 
     def _before(self, parts: Sequence[Sequence[Forest]], targets: Targets, reference: Sequence[np.ndarray] | None) -> Targets:
         """Add what has to be computed before the first update: the policy's own logprobs, and the reference's."""

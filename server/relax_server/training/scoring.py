@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from relax_sdk.config import SamplingParams
 from relax_server.training.algorithms.distribution import Distribution, distribution
+from relax_server.training.algorithms.vocabulary import VocabularyShard
 
 LOGITS_AT_ONCE = 2**25
 """Logits of one part: 134 MB as float32."""
@@ -29,7 +30,9 @@ class Predictions:
     hidden: Tensor
     """[r, width], the states before the output layer, in the model's dtype."""
     weight: Tensor
-    """[v, width], the output layer's, in the model's dtype."""
+    """[v, width], the output layer's, in the model's dtype; of this rank's part of the vocabulary."""
+    shard: VocabularyShard | None = None
+    """Which part that is; None: all of it."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def score(
         sampling: its `temperature`, above 0, `top_p` and `top_k` are used.
         entropy: whether the entropy of each position is wanted too.
     """
-    rule = _Rule(banned, sampling, entropy)
+    rule = _Rule(banned, sampling, entropy, predictions.shard)
     logprobs, nats = _InParts.apply(predictions.hidden, predictions.weight, row, token, rule)  # type: ignore[misc]
     return Scores(logprobs, nats)
 
@@ -73,9 +76,10 @@ class _Rule:
     banned: Tensor
     sampling: SamplingParams
     entropy: bool
+    shard: VocabularyShard | None
 
     def distribution(self, hidden: Tensor, weight: Tensor) -> Distribution:
-        return distribution(hidden @ weight.t(), self.banned, self.sampling)
+        return distribution(hidden @ weight.t(), self.banned, self.sampling, self.shard)
 
 
 @dataclass(frozen=True)
@@ -126,11 +130,11 @@ class _InParts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None) -> Any:  # type: ignore[override]
         hidden, weight, row, token, kept, cut = ctx.saved_tensors
-        temperature = ctx.rule.sampling.temperature
+        temperature, shard = ctx.rule.sampling.temperature, ctx.rule.shard
         to_hidden, to_weight = torch.empty_like(hidden), None
         for part in ctx.parts:
             states = hidden[part.positions]
-            found = ctx.rule.distribution(states, weight) if kept is None else Distribution(kept, cut, temperature)
+            found = ctx.rule.distribution(states, weight) if kept is None else Distribution(kept, cut, temperature, shard)
             slopes = found.gradient(
                 row[part.tokens] - part.positions.start,
                 token[part.tokens],
@@ -141,6 +145,8 @@ class _InParts(torch.autograd.Function):
             torch.mm(slopes, weight, out=to_hidden[part.positions])
             to_weight = slopes.t() @ states if kept is not None else _add_product(to_weight, slopes.t(), states)
             del slopes
+        if shard is not None:
+            shard.sum(to_hidden)
         return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None, None, None
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from relax_sdk.config import SamplingParams
 from relax_server.models.nucleus import kept
+from relax_server.training.algorithms.vocabulary import VocabularyShard
 
 NEVER = -1e30
 """The logit of a banned token: its probability is exactly 0, and 0 times it is still a number."""
@@ -25,11 +26,21 @@ class Distribution:
     None without a cut."""
     temperature: float = 1.0
     """The logits were divided by it."""
+    shard: VocabularyShard | None = None
+    """Where the columns above are this rank's part of the vocabulary: which. What follows is of the whole one; there is no
+    gradient through it then but by `gradient`."""
 
     @property
     def entropy(self) -> Tensor:
         """H = -sum over tokens of p log p, in nats, [r]."""
-        return -(self.logprobs.exp() * self.logprobs).sum(-1)
+        return -self._sum((self.logprobs.exp() * self.logprobs).sum(-1))
+
+    def _sum(self, values: Tensor) -> Tensor:
+        return values if self.shard is None else self.shard.sum(values)
+
+    def _columns(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Columns of tokens, and which of the tokens are here; None: all."""
+        return (tokens, None) if self.shard is None else self.shard.local(tokens, self.logprobs.shape[1])
 
     def of(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """log p of tokens: int64 [n], int64 [n] -> [n].
@@ -37,11 +48,12 @@ class Distribution:
         A token that was sampled although it is outside the cut, as the weights were others then or as rounding moved the
         border, counts as if it were inside: log p = log(q / (1 + q)), with q its probability relative to the tokens inside.
         """
-        inside = self.logprobs[rows, tokens]
-        if self.cut is None:
-            return inside
-        outside = self.cut[rows, tokens]
-        return torch.where(inside > NEVER / 2, inside, outside - torch.log1p(outside.exp()))
+        columns, mine = self._columns(tokens)
+        values = self.logprobs[rows, columns]
+        if self.cut is not None:
+            outside = self.cut[rows, columns]
+            values = torch.where(values > NEVER / 2, values, outside - torch.log1p(outside.exp()))
+        return values if mine is None else self._sum(values.where(mine, 0))
 
     def gradient(self, rows: Tensor, tokens: Tensor, by_logprob: Tensor | None, by_entropy: Tensor | None) -> Tensor:
         """Compute what autograd would, with two tensors [r, v] instead of many: where a sum of results has these gradients, the
@@ -56,29 +68,36 @@ class Distribution:
             by_entropy: [r], by the entropy; None is 0.
 
         Returns:
-            [r, v], in the dtype of `logprobs`.
+            [r, v], in the dtype of `logprobs`; of this rank's part of the vocabulary.
         """
         p = self.logprobs.exp()
         slope = torch.zeros(len(p), 1, dtype=p.dtype, device=p.device)
-        own = None
+        own, columns = None, tokens
         if by_logprob is not None:
+            columns, mine = self._columns(tokens)
             own = by_logprob / self.temperature
-            at = self.logprobs[rows, tokens]
+            at = self.logprobs[rows, columns]
             if self.cut is not None:
-                outside = self.cut[rows, tokens]
+                outside = self.cut[rows, columns]
                 own = torch.where(at > NEVER / 2, own, own / (1 + outside.exp()))
                 at = torch.maximum(at, outside)
+                if mine is not None:
+                    own = self._sum(own.where(mine, 0))
             slope[:, 0].index_add_(0, rows, own)
             own = own.masked_fill(at <= NEVER / 2, 0)
+            if mine is not None:
+                own = own.where(mine, 0)
         if by_entropy is None:
             out = p.mul_(-slope)
         else:
-            entropy = -(p * self.logprobs).sum(-1, keepdim=True)
+            entropy = -self._sum((p * self.logprobs).sum(-1))[:, None]
             out = p.mul_((self.logprobs + entropy).mul_(-by_entropy[:, None] / self.temperature).sub_(slope))
-        return out if own is None else out.index_put_((rows, tokens), own, accumulate=True)
+        return out if own is None else out.index_put_((rows, columns), own, accumulate=True)
 
 
-def distribution(logits: Tensor, banned: Tensor, sampling: SamplingParams) -> Distribution:
+def distribution(
+    logits: Tensor, banned: Tensor, sampling: SamplingParams, shard: VocabularyShard | None = None
+) -> Distribution:
     """log softmax(logits / temperature), without the banned tokens and those that top-k and top-p cut off.
 
     The cut is made by the same rule as in the engine, from these logits, and has no gradient itself.
@@ -87,12 +106,25 @@ def distribution(logits: Tensor, banned: Tensor, sampling: SamplingParams) -> Di
         logits: [r, v]; results have their dtype, float32 at least.
         banned: int64 [b], tokens that are never sampled.
         sampling: its `temperature`, above 0, `top_p` and `top_k` are used.
+        shard: where `logits` are of this rank's part of the vocabulary; every rank of its group makes the same calls. The
+            whole rows are brought together only where top-k or top-p cut them.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if shard is not None and is_cut(sampling):
+        whole = distribution(shard.join(logits.detach()), banned, sampling)
+        assert whole.cut is not None
+        return Distribution(shard.part(whole.logprobs), shard.part(whole.cut), sampling.temperature, shard)
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
+    if shard is not None:
+        columns, mine = shard.local(banned, logits.shape[1])
+        banned = columns[mine]
     if len(banned):
         logits = logits.index_fill(1, banned, NEVER)
+    if shard is not None:
+        logits = logits - shard.max(logits.amax(-1))[:, None]
+        logits -= shard.sum(logits.exp().sum(-1)).log()[:, None]
+        return Distribution(logits, temperature=sampling.temperature, shard=shard)
     whole = torch.log_softmax(logits, -1)
     if not is_cut(sampling):
         return Distribution(whole, temperature=sampling.temperature)

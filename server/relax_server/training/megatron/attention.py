@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 
 from relax_server.training.megatron.flex import FlexMask, attend_flex
-from relax_server.training.megatron.micro_batch import MicroBatch
+from relax_server.training.megatron.micro_batch import Context, MicroBatch
 
 SMALL = 128
 """A subtree of at most this many tokens is one dense block."""
@@ -31,9 +33,9 @@ class Bucket:
     """Blocks of about the same shape, padded to `n` blocks of `q` queries and `k` keys."""
 
     queries: torch.Tensor
-    """int64 [n * q], packed token of each query; padding repeats token 0."""
+    """int64 [n * q], each query among those of this rank; padding repeats the first."""
     keys: torch.Tensor
-    """int64 [n * k]."""
+    """int64 [n * k], tokens of the whole forest."""
     mask: torch.Tensor
     """bool [n, 1, q, k], True where a query sees a key."""
     n: int
@@ -47,7 +49,7 @@ class BlockPlan:
 
     buckets: tuple[Bucket, ...]
     place: torch.Tensor
-    """int64 [t], where each packed token's result is in the concatenated results of the buckets."""
+    """int64 [queries], where each query's result is in the concatenated results of the buckets."""
 
 
 def _blocks(end: np.ndarray) -> list[tuple[int, int, np.ndarray]]:
@@ -78,19 +80,27 @@ def _blocks(end: np.ndarray) -> list[tuple[int, int, np.ndarray]]:
     return blocks
 
 
-def _bucket(end: np.ndarray, blocks: Sequence[tuple[int, int, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+@dataclass(frozen=True)
+class _Block:
+    own: slice
+    """This rank's queries in it."""
+    keys: np.ndarray
+    """Tokens that any of them may see."""
+
+
+def _bucket(end: np.ndarray, blocks: Sequence[_Block], mine: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Padded queries [n, q], keys [n, k] and mask [n, q, k] of blocks."""
     n = len(blocks)
-    q = max(stop - start for start, stop, _ in blocks)
-    k = max(stop - start + len(past) for start, stop, past in blocks)
+    q = max(block.own.stop - block.own.start for block in blocks)
+    k = max(len(block.keys) for block in blocks)
     queries, keys = np.zeros((n, q), np.int64), np.zeros((n, k), np.int64)
     n_keys = np.zeros((n, 1, 1), np.int64)
-    for i, (start, stop, past) in enumerate(blocks):
-        queries[i, : stop - start] = np.arange(start, stop)
-        keys[i, : len(past)] = past
-        keys[i, len(past) : len(past) + stop - start] = np.arange(start, stop)
-        n_keys[i] = len(past) + stop - start
-    seen = (keys[:, None, :] <= queries[:, :, None]) & (queries[:, :, None] < end[keys][:, None, :])
+    for i, block in enumerate(blocks):
+        queries[i, : block.own.stop - block.own.start] = np.arange(block.own.start, block.own.stop)
+        keys[i, : len(block.keys)] = block.keys
+        n_keys[i] = len(block.keys)
+    token = mine[queries]
+    seen = (keys[:, None, :] <= token[:, :, None]) & (token[:, :, None] < end[keys][:, None, :])
     seen &= np.arange(k) < n_keys
     # A padded query sees its first key: a row without keys would be NaN, and stay NaN in the gradient.
     seen[:, :, 0] |= ~seen.any(-1)
@@ -98,32 +108,36 @@ def _bucket(end: np.ndarray, blocks: Sequence[tuple[int, int, np.ndarray]]) -> t
 
 
 @functools.lru_cache(maxsize=8)  # a long trunk's mask takes tens of megabytes
-def _plan(end_bytes: bytes, device: str) -> BlockPlan:
+def _plan(end_bytes: bytes, mine_bytes: bytes | None, device: str) -> BlockPlan:
     end = np.frombuffer(end_bytes, np.int64)
-    shapes: dict[tuple[int, int], list[tuple[int, int, np.ndarray]]] = {}
-    for block in _blocks(end):
-        start, stop, past = block
-        shape = ((stop - start - 1).bit_length(), (stop - start + len(past) - 1).bit_length())
-        shapes.setdefault(shape, []).append(block)
-    buckets, place, offset = [], np.zeros(len(end), np.int64), 0
+    mine = np.arange(len(end)) if mine_bytes is None else np.frombuffer(mine_bytes, np.int64)
+    shapes: dict[tuple[int, int], list[_Block]] = {}
+    for start, stop, past in _blocks(end):
+        first, after = np.searchsorted(mine, (start, stop)).tolist()
+        if first < after:
+            block = _Block(slice(first, after), np.concatenate([past, np.arange(start, stop)]))
+            shapes.setdefault(((after - first - 1).bit_length(), (len(block.keys) - 1).bit_length()), []).append(block)
+    buckets, place, offset = [], np.zeros(len(mine), np.int64), 0
     for blocks in shapes.values():
-        queries, keys, seen = _bucket(end, blocks)
+        queries, keys, seen = _bucket(end, blocks, mine)
         (n, q), k = queries.shape, keys.shape[1]
-        for i, (start, stop, _) in enumerate(blocks):
-            place[start:stop] = offset + i * q + np.arange(stop - start)
+        for i, block in enumerate(blocks):
+            place[block.own] = offset + i * q + np.arange(block.own.stop - block.own.start)
         offset += n * q
         tensors = (torch.from_numpy(x).to(device) for x in (queries.ravel(), keys.ravel(), seen[:, None]))
         buckets.append(Bucket(*tensors, n=n, q=q, k=k))
     return BlockPlan(tuple(buckets), torch.from_numpy(place).to(device))
 
 
-def plan(end: torch.Tensor) -> BlockPlan:
+def plan(end: torch.Tensor, mine: torch.Tensor | None = None) -> BlockPlan:
     """The blocks of a forest, cached by its contents.
 
     Args:
         end: int64, any shape with t elements.
+        mine: int64, the tokens that are queries, ascending; None: all.
     """
-    return _plan(end.detach().cpu().numpy().tobytes(), str(end.device))
+    queries = None if mine is None else mine.cpu().numpy().tobytes()
+    return _plan(end.detach().cpu().numpy().tobytes(), queries, str(end.device))
 
 
 def attend(
@@ -132,26 +146,28 @@ def attend(
     value: torch.Tensor,
     end: torch.Tensor,
     scale: float | None,
+    mine: torch.Tensor | None = None,
     flex: FlexMask | None = None,
 ) -> torch.Tensor:
     """Softmax attention of every token over its ancestors and itself.
 
     Args:
-        query: [t, heads, d].
+        query: [queries, heads, d].
         key: [t, groups, d]; heads is a multiple of groups (grouped-query attention).
         value: Like key.
         end: int64 with t elements.
         scale: what scores are multiplied with; None is 1 / sqrt(d).
-        flex: the mask of `end` for FlexAttention; None attends in dense blocks.
+        mine: int64 [queries], the tokens that are queries, ascending; None: all.
+        flex: the mask of `end` for FlexAttention, which takes all tokens as queries; None attends in dense blocks.
 
     Returns:
-        [t, heads * d].
+        [queries, heads * d].
     """
     if flex is not None:
         return attend_flex(query, key, value, flex, scale)
     _, heads, d = query.shape
     repeat = heads // key.shape[1]
-    layout = plan(end)
+    layout = plan(end, mine)
     results = []
     for bucket in layout.buckets:
         q = query.index_select(0, bucket.queries).view(bucket.n, bucket.q, heads, d).transpose(1, 2)
@@ -161,6 +177,18 @@ def attend(
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=bucket.mask, scale=scale)
         results.append(out.transpose(1, 2).reshape(bucket.n * bucket.q, heads * d))
     return torch.cat(results).index_select(0, layout.place)
+
+
+def in_order(part: torch.Tensor, context: Context) -> torch.Tensor:
+    """Keys or values of all ranks of context parallelism, in the order of the forest; backward sums and divides them again.
+
+    Args:
+        part: [t, ...], of this rank's tokens.
+        context: which these are.
+    """
+    group = parallel_state.get_context_parallel_group()
+    everyone: Any = gather_from_sequence_parallel_region(part.contiguous(), group=group)
+    return everyone.index_select(0, context.order)
 
 
 class ForestAttention(MegatronModule):
@@ -203,5 +231,8 @@ class ForestAttention(MegatronModule):
         Returns:
             [t, 1, heads * d].
         """
-        micro = packed_seq_params
-        return attend(query[:, 0], key[:, 0], value[:, 0], micro.end, self.scale, micro.flex)[:, None]
+        end, context, flex = packed_seq_params.end, packed_seq_params.context, packed_seq_params.flex
+        if context is None:
+            return attend(query[:, 0], key[:, 0], value[:, 0], end, self.scale, flex=flex)[:, None]
+        keys, values = (in_order(x, context) for x in (key, value))
+        return attend(query[:, 0], keys[:, 0], values[:, 0], end, self.scale, context.mine)[:, None]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from relax_sdk.config import Attention
 from relax_sdk.errors import ConfigError
@@ -20,11 +22,13 @@ from relax_server.training.megatron.omni import OmniModel
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model and the names its folder uses."""
+    """This rank's part of a model, and the names that the model's folder uses."""
 
     model: ForestModel
     hf_config: Any
     links: list[hf.Link]
+    whole: Mapping[str, Tensor]
+    """All tensors of the model, of all ranks, by the names of its folder, on the meta device."""
     source: FolderWeights
     """Weights of the folder that it was loaded from."""
 
@@ -34,7 +38,8 @@ class Loaded:
 
     def hf_weights(self) -> hf.HfWeights:
         """The parameters under Hugging Face names, as the model's folder spells them."""
-        return hf.HfWeights(self.links, {name: p.detach() for name, p in self.model.named_parameters()})
+        parameters = {name: p.detach() for name, p in self.model.named_parameters()}
+        return hf.HfWeights(self.links, parameters, self.model.place, self.whole)
 
 
 def build_model(
@@ -45,15 +50,19 @@ def build_model(
     recompute: bool,
     attention: Attention = "auto",
 ) -> ForestModel:
-    """Build a model with random weights.
+    """Build this rank's part of a model, with random weights.
 
     Raises:
-        ConfigError: the model cannot be trained.
+        ConfigError: the model cannot be trained, or not in this layout.
     """
-    config = transformer_config(hf_config, dtype=dtype, recompute=recompute)
+    config = transformer_config(hf_config, dtype=dtype, recompute=recompute, layout=parallel.layout())
     kind = ForestModel if family_of(hf_config.model_type).media is None else OmniModel
     model = kind(config, hf_config, device).to(device)
-    model.flex = flex.way(attention, device, head_dim(text_config(hf_config))) == "flex"
+    if config.context_parallel_size > 1:  # a rank has some of the queries, which blocks alone can do
+        if attention == "flex":
+            raise ConfigError("training.attention = 'flex' cannot be had with layout.cp above 1; set it to 'auto' or 'blocks'")
+    else:
+        model.flex = flex.way(attention, device, head_dim(text_config(hf_config))) == "flex"
     for parameter in model.parameters():  # not `model.to(dtype)`: position buffers stay float32, as in `from_pretrained`
         parameter.data = parameter.data.to(dtype)
     return model
@@ -68,34 +77,50 @@ def load_model(
     recompute: bool = False,
     attention: Attention = "auto",
 ) -> Loaded:
-    """Build a model and fill it from its folder.
+    """Build this rank's part of a model and fill it from the model's folder; every rank calls it.
 
     Raises:
         ConfigError: the model cannot be trained, or its weights do not fit its configuration.
     """
     device = device or torch.device("cpu")
     hf_config = trained_part(hf_config)
-    model = build_model(hf_config, dtype=dtype, device=device, recompute=recompute, attention=attention)
-    weights = FolderWeights(path)
-    names = [name for name, _ in model.named_parameters()]
-    links = hf.model_links(hf_config, hf.TensorNames.of(weights.shapes, str(path), model.family), names)
-    load_weights(model, links, weights)
-    return Loaded(model, hf_config, links, weights)
+    with parallel.together():
+        model = build_model(hf_config, dtype=dtype, device=device, recompute=recompute, attention=attention)
+        weights = FolderWeights(path)
+        names = [name for name, _ in model.named_parameters()]
+        links = hf.model_links(hf_config, hf.TensorNames.of(weights.shapes, str(path), model.family), names, model.place)
+    whole = whole_model(model, links)
+    with parallel.together():
+        load_weights(model, links, weights, whole)
+    return Loaded(model, hf_config, links, whole, weights)
 
 
-def load_weights(model: ForestModel, links: list[hf.Link], weights: FolderWeights) -> None:
-    """Copy the weights of a folder into a model, those of one link at a time; a tensor-parallel rank reads its part alone.
+def whole_model(model: ForestModel, links: list[hf.Link]) -> dict[str, Tensor]:
+    """All tensors of a model, of all ranks, by their Hugging Face names, on the meta device; every rank calls it."""
+    parameters, place = dict(model.named_parameters()), model.place
+    own = {name: tensor for link in links for name, tensor in link.whole(parameters, place).items()}
+    shapes = parallel.gather({name: (list(tensor.shape), tensor.dtype) for name, tensor in own.items()})
+    return {name: torch.empty(shape, dtype=dtype, device="meta") for part in shapes for name, (shape, dtype) in part.items()}
+
+
+def load_weights(model: ForestModel, links: list[hf.Link], weights: FolderWeights, whole: Mapping[str, Tensor]) -> None:
+    """Copy the weights of a folder into a model, those of one link at a time; a rank reads its part alone.
+
+    Args:
+        model: of this rank.
+        links: of its part.
+        weights: of the folder.
+        whole: all tensors of the model, as `whole_model` returns them.
 
     Raises:
         ConfigError: names, shapes or dtypes do not fit.
     """
     parameters = dict(model.named_parameters())
-    part = parallel.tensor_parallel()
-    hf.check_weights(links, weights, parameters, part)
+    hf.check_weights(whole, weights)
     unfilled = sorted(set(parameters) - {name for link in links for name in link.megatron})
     if unfilled:
         raise ConfigError(f"{weights.folder}: no weights for {unfilled[:4]}; this kind of model cannot be trained")
     with torch.no_grad():
         for link in links:
-            for name, tensor in zip(link.megatron, link.read(weights, part), strict=True):
+            for name, tensor in zip(link.megatron, link.read(weights, model.place), strict=True):
                 parameters[name].copy_(tensor)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from relax_sdk.errors import ConfigError
+from relax_sdk.layout import LayoutConfig
 from relax_server.models.families import check_supported, family_of
 
 
@@ -44,22 +46,95 @@ def _moe_settings(config: Any, sparse: list[bool]) -> dict[str, Any]:
     )
 
 
-def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: bool) -> Any:
+def stages(n_layers: int, pp: int) -> list[range]:
+    """Decoder layers of each pipeline stage; where they cannot be divided evenly, the first and the last have other numbers.
+
+    Raises:
+        ConfigError: there are fewer layers than stages.
+    """
+    if n_layers < pp:
+        raise ConfigError(f"layout.pp = {pp}; allowed: 1 to {n_layers}, the decoder layers of the model")
+    if n_layers % pp == 0:
+        sizes = [n_layers // pp] * pp
+    else:
+        middle = -(-n_layers // pp)
+        if n_layers - middle * (pp - 2) < 2:
+            middle = n_layers // pp
+        rest = n_layers - middle * (pp - 2)
+        sizes = [rest // 2, *[middle] * (pp - 2), rest - rest // 2]
+    starts = [sum(sizes[:i]) for i in range(pp)]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def check_layout(c: Any, layout: LayoutConfig) -> None:
+    """Refuse a layout that the model cannot be divided in.
+
+    Args:
+        c: the configuration of the language model.
+        layout: the layout.
+
+    Raises:
+        ConfigError: the field, its value, and what the model has.
+    """
+    tp, ep, experts = layout.tp, layout.ep, getattr(c, "num_experts", None) or 0
+    widths = {
+        "attention heads": c.num_attention_heads,
+        "key and value heads": c.num_key_value_heads,
+        "tokens of the vocabulary": c.vocab_size,
+    }
+    if not all(moe_layers(c)):
+        widths["channels of the MLP"] = c.intermediate_size
+    if experts and layout.etp > 1:
+        widths["channels of an expert"] = c.moe_intermediate_size
+    for what, n in widths.items():
+        if n % tp:
+            raise ConfigError(f"layout.tp = {tp}: the model has {n} {what}, which {tp} processes cannot share evenly")
+    if ep > 1 and not experts:
+        raise ConfigError(f"layout.ep = {ep}: the model has no experts to divide; allowed: 1")
+    if experts and experts % ep:
+        raise ConfigError(f"layout.ep = {ep}: the model has {experts} experts, which {ep} processes cannot share evenly")
+    if experts and tp > 1 and not layout.sp:
+        raise ConfigError(f"layout.sp = False with layout.tp = {tp}: a mixture of experts needs sequence parallelism")
+    stages(c.num_hidden_layers, layout.pp)
+
+
+def _layout_settings(c: Any, layout: LayoutConfig) -> dict[str, Any]:
+    """Megatron's settings of a layout."""
+    settings: dict[str, Any] = dict(
+        tensor_model_parallel_size=layout.tp,
+        sequence_parallel=layout.sequence_parallel,
+        pipeline_model_parallel_size=layout.pp,
+        context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.etp,
+    )
+    if layout.pp > 1:
+        settings |= dict(variable_seq_lengths=True, moe_token_dispatcher_type="alltoall")  # its default is refused beside that
+        own = stages(c.num_hidden_layers, layout.pp)
+        if len(own[0]) != len(own[-1]) or c.num_hidden_layers % layout.pp:
+            settings |= dict(num_layers_in_first_pipeline_stage=len(own[0]), num_layers_in_last_pipeline_stage=len(own[-1]))
+    return settings
+
+
+def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: bool, layout: LayoutConfig | None = None) -> Any:
     """Megatron's `TransformerConfig` of a Hugging Face configuration.
 
     Args:
         hf_config: a Hugging Face configuration of a family of `models.families.TABLE`.
         dtype: the type of the parameters, float32 or bfloat16.
         recompute: keep only the inputs of the layers and compute them again for the backward pass.
+        layout: how the ranks share the model; None: there is one.
 
     Raises:
-        ConfigError: the model has a feature that is not supported here.
+        ConfigError: the model has a feature that is not supported here, or it cannot be divided in this layout.
     """
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     family = family_of(hf_config.model_type)
     c = family.text(hf_config)
+    layout = layout if layout is not None else LayoutConfig()
     check_supported(c, hf_config.model_type)
+    check_layout(c, layout)
     sparse = moe_layers(c)
     settings: dict[str, Any] = dict(
         num_layers=c.num_hidden_layers,
@@ -85,6 +160,7 @@ def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: bool) -
         gradient_accumulation_fusion=False,
         mrope_section=[head_dim(c) // 2, 0, 0],
     )
+    settings |= _layout_settings(c, layout)
     if any(sparse):
         settings |= _moe_settings(c, sparse)
     if recompute:

@@ -7,14 +7,22 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from relax_server.models.families import Family, family_of
 from relax_server.training.forest import Forest
-from relax_server.training.megatron.config import moe_layers
+from relax_server.training.megatron import parallel
+from relax_server.training.megatron.config import moe_layers, stages
+from relax_server.training.megatron.deepstack import leave_gradients
 from relax_server.training.megatron.layer import block_spec
 from relax_server.training.megatron.micro_batch import MicroBatch
+from relax_server.training.megatron.place import Place
 from relax_server.training.megatron.rope import ForestRotary, inverse_frequencies
 from relax_server.training.scoring import Predictions
 
@@ -23,11 +31,16 @@ class ForestGPT(GPTModel):
     """Megatron's model without its output layer's logits: states [r, width] where a trained token is predicted."""
 
     def _postprocess(self, hidden_states: Tensor, *args: Any, packed_seq_params: MicroBatch, **kwargs: Any) -> Tensor:
+        if not self.post_process:
+            return hidden_states
+        if self.config.sequence_parallel:  # the scores sum the gradient over the ranks themselves: the gather only cuts it
+            hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
         return hidden_states[:, 0].index_select(0, packed_seq_params.rows)
 
 
 class ForestModel(MegatronModule):
-    """A language model of any family; `OmniModel` adds towers.
+    """A rank's part of a language model of any family: layers of its stage, and its share of heads, channels and experts.
+    `OmniModel` adds towers.
 
     Args:
         config: Megatron's, see `config.transformer_config`.
@@ -39,20 +52,28 @@ class ForestModel(MegatronModule):
         super().__init__(config)
         self.family: Family = family_of(hf_config.model_type)
         c, media = self.family.text(hf_config), self.family.media
-        self.pre_process = self.post_process = True
+        self.pre_process, self.post_process = parallel.is_first_stage(), parallel.is_last_stage()
         self.share_embeddings_and_output_weights = bool(hf_config.tie_word_embeddings)
         self.moe_layers = moe_layers(c)
+        """Of each decoder layer of the whole model, whether it is a mixture of experts."""
         self.device = device
         self.flex = False
         """Layers attend by FlexAttention."""
         self.audio_chunk = 0
         """Frames of a full chunk of the audio tower, if there is one."""
+        self.n_deep = 0
+        """Decoder layers, from the first, that get DeepStack features."""
+        own = stages(c.num_hidden_layers, config.pipeline_model_parallel_size)[parallel.stage()]
+        self.place = Place.here(own, config.num_moe_experts or 0)
         self.gpt = ForestGPT(
             config,
-            block_spec(self.moe_layers, config.num_moe_experts, self.family.qk_norm),  # type: ignore[arg-type]
+            block_spec([self.moe_layers[i] for i in own], config.num_moe_experts, self.family.qk_norm),  # type: ignore[arg-type]
             vocab_size=c.vocab_size,
             max_sequence_length=c.max_position_embeddings,
+            pre_process=self.pre_process,
+            post_process=self.post_process,
             position_embedding_type="mrope",
+            scatter_embedding_sequence_parallel=False,  # media take their places first
             share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
         )
         sections = None if media is None else c.rope_parameters["mrope_section"]
@@ -60,10 +81,11 @@ class ForestModel(MegatronModule):
         rotary: Any = ForestRotary(inverse_frequencies(c), sections, device, interleaved)
         self.gpt.rotary_pos_emb = rotary
         self.model_type = self.gpt.model_type
+        self._input: Tensor | None = None
 
     def set_input_tensor(self, tensor: Any) -> None:
-        """Called by Megatron's schedules; there is one pipeline stage, so it is always None."""
-        self.gpt.set_input_tensor(tensor)
+        """Called by Megatron's schedules with what the stage before returned; None on the first stage."""
+        self._input = tensor[0] if isinstance(tensor, list) else tensor
 
     def shared_embedding_or_output_weight(self) -> Tensor:
         """Called by Megatron when gradients are finalised."""
@@ -82,20 +104,47 @@ class ForestModel(MegatronModule):
             top_k=self.config.moe_router_topk,
             device=self.device,
             flex=self.flex,
+            tensor=parallel.tensor_parallel() if self.config.sequence_parallel else (0, 1),
         )
 
-    def embed(self, micro: MicroBatch) -> tuple[Tensor, dict[int, Tensor]]:
-        """Token embeddings [t, 1, hidden], and features for later layers as in `MicroBatch.deep`."""
-        return self.gpt.embedding(micro.ids[None], None), {}
+    def embed(self, micro: MicroBatch) -> tuple[Tensor, list[Tensor]]:
+        """Token embeddings [t, 1, hidden] with media in their places, and the DeepStack features [n_visual, 1, hidden] of each
+        of the first decoder layers, all of them on every tensor-parallel rank."""
+        return self.gpt.embedding(micro.ids[None], None), []
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        """States [r, width] of the wanted rows of one forest; `predictions` makes what is predicted of them."""
-        hidden, deep = self.embed(micro)
-        told = dataclasses.replace(micro, deep=deep)
-        return self.gpt(None, micro.positions[:, None], None, decoder_input=hidden, packed_seq_params=told)
+        """Compute one forest.
+
+        Returns:
+            On the last stage, the states [r, width] of the wanted rows; `predictions` makes what is predicted of them. Before
+            it, what the next stage takes: hidden states [t, 1, hidden], of this rank's tokens, and after them the features of
+            each later layer.
+        """
+        place = self.place
+        if place.first:
+            hidden, deep = self.embed(micro)
+            if self.config.sequence_parallel:
+                hidden = scatter_to_sequence_parallel_region(hidden)  # backward: every rank's towers get the whole gradient,
+                deep = [copy_to_tensor_model_parallel_region(f) for f in deep]  # and here: a rank adds to its tokens only
+            if len(micro.deep_rows) < (micro.media.n_visual if micro.media is not None else 0):
+                deep = [f.index_select(0, micro.deep_rows) for f in deep]
+        else:
+            assert self._input is not None
+            hidden, rest = self._input[: micro.n_hidden], self._input[micro.n_hidden :]
+            deep = [*rest.chunk(self.n_deep - place.layers.start)] if len(rest) else []
+        now, later = deep[: len(place.layers)], deep[len(place.layers) :]
+        if now and self.config.recompute_granularity == "full" and torch.is_grad_enabled():
+            hidden, now = leave_gradients(hidden, now)
+        told = dataclasses.replace(micro, deep=dict(zip(place.layers, now, strict=False)))
+        if not place.first:
+            self.gpt.set_input_tensor(hidden)
+        out = self.gpt(
+            None, micro.positions[:, None], None, decoder_input=hidden if place.first else None, packed_seq_params=told
+        )
+        return torch.cat([out, *later]) if later else out
 
     def predictions(self, hidden: Tensor) -> Predictions:
         """Pair what `forward` returned with the weight of the output layer, which may be that of the embedding."""
         tied = self.share_embeddings_and_output_weights
         weight: Any = self.shared_embedding_or_output_weight() if tied else self.gpt.output_layer.weight
-        return Predictions(hidden, weight)
+        return Predictions(hidden, weight, parallel.vocabulary())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,35 +17,39 @@ from torch import Tensor
 from relax_sdk.errors import ConfigError
 from relax_server.models.families import TABLE, Family, family_of
 from relax_server.models.weight_files import FolderWeights
-from relax_server.training.megatron.config import head_dim, moe_layers
+from relax_server.training.megatron.config import head_dim, moe_layers, text_config
+from relax_server.training.megatron.place import Group, Place
 
 Tensors = list[Tensor]
 
 
+Slices = tuple[slice, ...]
+"""A slice with start and stop for each of a tensor's first dimensions; the others are whole."""
+
+
 @dataclass(frozen=True)
 class Cut:
-    """How tensor parallelism divides each Hugging Face tensor of a link: joined, a rank's parts are its Megatron parameters."""
+    """How the ranks of a group divide each Hugging Face tensor of a link along one of its dimensions."""
 
     dim: int
+    group: Group = Group.TENSOR
     blocks: int = 1
     """Parts of the tensor along `dim` that are divided each by itself: gate and up projections in one tensor are two."""
 
-    def slices(self, shape: Sequence[int], rank: int, size: int) -> list[tuple[slice, ...]]:
-        """Where a rank's parts of a tensor are, one slice for each dimension up to `dim`.
+    def ranges(self, shape: Sequence[int], place: Place) -> list[slice]:
+        """Where a rank's part of a tensor is along `dim`, a slice for each block.
 
         Raises:
             ConfigError: the tensor cannot be divided evenly.
         """
+        rank, size = place.part(self.group)
         block = shape[self.dim] // self.blocks
         if shape[self.dim] % (self.blocks * size):
-            raise ConfigError(f"{shape[self.dim]} of shape {list(shape)} cannot be divided by {size} tensor-parallel ranks")
-        whole = tuple(slice(0, n) for n in shape[: self.dim])
+            raise ConfigError(f"{shape[self.dim]} of shape {list(shape)} cannot be divided by {size} {self.group.value} ranks")
         first, part = rank * (block // size), block // size
-        return [(*whole, slice(b * block + first, b * block + first + part)) for b in range(self.blocks)]
+        return [slice(b * block + first, b * block + first + part) for b in range(self.blocks)]
 
 
-WHOLE = (0, 1)
-"""Rank and size of a tensor-parallel group of one."""
 ROWS, COLUMNS = Cut(0), Cut(1)
 
 
@@ -59,35 +63,74 @@ class Link:
     """Hugging Face tensors to Megatron's."""
     split: Callable[[Tensors], Tensors]
     """Megatron's to Hugging Face tensors."""
-    cut: Cut | None = None
-    """None: every tensor-parallel rank has the whole."""
+    cuts: tuple[Cut, ...] = ()
+    """What is not cut is whole on every rank that has it. At most one cut has several blocks."""
+    expert: bool = False
+    """Whether they belong to experts, whose copies are on other ranks than those of other parameters."""
+    is_copy: bool = False
+    """Whether another stage writes them: the embedding that is the last stage's output layer as well."""
 
-    def read(self, weights: FolderWeights, part: tuple[int, int] = WHOLE) -> Tensors:
-        """Megatron parameters from a folder; only what is asked for is read.
-
-        Args:
-            weights: of the folder.
-            part: rank and size of the tensor-parallel group.
+    def read(self, weights: FolderWeights, place: Place) -> Tensors:
+        """Megatron parameters of a rank from a folder; only what is asked for is read.
 
         Raises:
             ConfigError: a tensor is missing, or cannot be divided evenly.
         """
-        return self.join([self._read(weights, name, part) for name in self.hf])
+        return self.join([self._read(weights, name, place) for name in self.hf])
 
-    def _read(self, weights: FolderWeights, name: str, part: tuple[int, int]) -> Tensor:
-        if self.cut is None or part[1] == 1 or name not in weights.shapes:
+    def _read(self, weights: FolderWeights, name: str, place: Place) -> Tensor:
+        if name not in weights.shapes:
             return weights.read(name)
-        pieces = [weights.read(name, at) for at in self.cut.slices(weights.shapes[name], *part)]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, self.cut.dim)
+        dim, places = self.slices(weights.shapes[name], place)
+        pieces = [weights.read(name, at) for at in places]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
-    def shapes(self, parameters: Mapping[str, Tensor], size: int = 1) -> dict[str, list[int]]:
-        """Shape of each whole Hugging Face tensor, from the parameters of one of `size` tensor-parallel ranks."""
+    def slices(self, shape: Sequence[int], place: Place) -> tuple[int, list[Slices]]:
+        """Where a rank's part of a Hugging Face tensor of this shape is.
+
+        Returns:
+            The dimension along which the pieces of the part lie one after the other, and their slices; one with no slice is
+            the whole.
+
+        Raises:
+            ConfigError: the tensor cannot be divided evenly.
+        """
+        cuts = [cut for cut in self.cuts if place.part(cut.group)[1] > 1]
+        if not cuts:
+            return 0, [()]
+        along = max(cuts, key=lambda cut: cut.blocks)
+        whole = [slice(0, n) for n in shape[: max(cut.dim for cut in cuts) + 1]]
+        for cut in cuts:
+            if cut is not along:
+                (whole[cut.dim],) = cut.ranges(shape, place)
+        pieces = [(*whole[: along.dim], own, *whole[along.dim + 1 :]) for own in along.ranges(shape, place)]
+        return along.dim, pieces
+
+    def whole(self, parameters: Mapping[str, Tensor], place: Place) -> dict[str, Tensor]:
+        """Each whole Hugging Face tensor on the meta device, from the parameters of one rank."""
         out = {}
         for name, tensor in zip(self.hf, self.split([parameters[n].to("meta") for n in self.megatron]), strict=True):
-            out[name] = list(tensor.shape)
-            if self.cut is not None:
-                out[name][self.cut.dim] *= size
+            shape = list(tensor.shape)
+            for cut in self.cuts:
+                shape[cut.dim] *= place.part(cut.group)[1]
+            out[name] = tensor.new_empty(shape)
         return out
+
+    def is_written_by(self, place: Place) -> bool:
+        """Whether this rank is the one that writes its part: others may hold the same."""
+        group = Group.EXPERT_TENSOR if self.expert else Group.TENSOR
+        divided = any(cut.group is group for cut in self.cuts)
+        writes = place.writes_experts if self.expert else place.writes
+        return writes and not self.is_copy and (divided or place.part(group)[0] == 0)
+
+    def pieces(self, parameters: Mapping[str, Tensor], place: Place) -> Iterator[tuple[str, Slices, Tensor]]:
+        """What a rank has of each Hugging Face tensor, and where it belongs: the inverse of `read`."""
+        for name, tensor in zip(self.hf, self.split([parameters[n] for n in self.megatron]), strict=True):
+            shape = list(tensor.shape)
+            for cut in self.cuts:
+                shape[cut.dim] *= place.part(cut.group)[1]
+            dim, places = self.slices(shape, place)
+            yield from ((name, at, piece) for at, piece in zip(places, tensor.chunk(len(places), dim), strict=True))
 
 
 @dataclass(frozen=True)
@@ -145,8 +188,8 @@ def _same(tensors: Tensors) -> Tensors:
     return list(tensors)
 
 
-def _one(megatron: str, hf: str, cut: Cut | None = None) -> Link:
-    return Link((megatron,), (hf,), _same, _same, cut)
+def _one(megatron: str, hf: str, *cuts: Cut) -> Link:
+    return Link((megatron,), (hf,), _same, _same, cuts)
 
 
 def pack_qkv(qkv: Tensors, dim: int) -> Tensors:
@@ -182,7 +225,7 @@ def _attention_links(c: Any, family: Family, hf: str, megatron: str) -> list[Lin
                 tuple(f"{hf}self_attn.{x}_proj.{kind}" for x in "qkv"),
                 lambda tensors: pack_qkv(tensors, dim),
                 lambda tensors: unpack_qkv(tensors, of_group, dim),
-                ROWS,
+                (ROWS,),
             )
         )
     links.append(_one(f"{megatron}self_attention.linear_proj.weight", f"{hf}self_attn.o_proj.weight", COLUMNS))
@@ -191,81 +234,101 @@ def _attention_links(c: Any, family: Family, hf: str, megatron: str) -> list[Lin
     return links
 
 
-def _mlp_links(hf: str, megatron: str) -> list[Link]:
+def _mlp_links(hf: str, megatron: str, expert: bool = False) -> list[Link]:
+    group = Group.EXPERT_TENSOR if expert else Group.TENSOR
     return [
         Link(
             (f"{megatron}linear_fc1.weight",),
             (f"{hf}gate_proj.weight", f"{hf}up_proj.weight"),
             lambda tensors: [torch.cat(tensors)],
             lambda tensors: list(tensors[0].chunk(2)),
-            ROWS,
+            (Cut(0, group),),
+            expert,
         ),
-        _one(f"{megatron}linear_fc2.weight", f"{hf}down_proj.weight", COLUMNS),
+        Link((f"{megatron}linear_fc2.weight",), (f"{hf}down_proj.weight",), _same, _same, (Cut(1, group),), expert),
     ]
 
 
-def _expert_links(c: Any, hf: str, megatron: str, fused: bool) -> list[Link]:
-    expert = [f"{megatron}experts.local_experts.{e}." for e in range(c.num_experts)]
+def _expert_links(hf: str, megatron: str, fused: bool, experts: range) -> list[Link]:
     links = [_one(f"{megatron}router.weight", f"{hf}gate.weight")]
+    own = [f"{megatron}experts.local_experts.{e}." for e in range(len(experts))]
     if not fused:
-        for e, name in enumerate(expert):
-            links += _mlp_links(f"{hf}experts.{e}.", name)
+        for e, name in zip(experts, own, strict=True):
+            links += _mlp_links(f"{hf}experts.{e}.", name, expert=True)
         return links
-    for theirs, ours, cut in (("gate_up_proj", "linear_fc1", Cut(1, blocks=2)), ("down_proj", "linear_fc2", Cut(2))):
+    by_rank = Cut(0, Group.EXPERT)
+    cuts = {"gate_up_proj": Cut(1, Group.EXPERT_TENSOR, blocks=2), "down_proj": Cut(2, Group.EXPERT_TENSOR)}
+    for theirs, ours in (("gate_up_proj", "linear_fc1"), ("down_proj", "linear_fc2")):
         links.append(
             Link(
-                tuple(f"{name}{ours}.weight" for name in expert),
+                tuple(f"{name}{ours}.weight" for name in own),
                 (f"{hf}experts.{theirs}",),
                 lambda tensors: list(tensors[0].unbind()),
                 lambda tensors: [torch.stack(tensors)],
-                cut,
+                (by_rank, cuts[theirs]),
+                expert=True,
             )
         )
     return links
 
 
-def text_links(hf_config: Any, named: TensorNames, prefix: str) -> list[Link]:
-    """Every parameter of the language model.
+def text_links(hf_config: Any, named: TensorNames, prefix: str, place: Place) -> list[Link]:
+    """Every parameter of a rank's part of the language model.
 
     Args:
         hf_config: the configuration of the whole model.
         named: names on the Hugging Face side.
         prefix: name of the Megatron `GPTModel` inside the model, for example `gpt.`.
+        place: the part.
     """
     family = family_of(hf_config.model_type)
     c = family.text(hf_config)
-    links = [
-        _one(f"{prefix}embedding.word_embeddings.weight", f"{named.text}embed_tokens.weight", ROWS),
-        _one(f"{prefix}decoder.final_layernorm.weight", f"{named.text}norm.weight"),
-    ]
+    links: list[Link] = []
+    embedding = f"{named.text}embed_tokens.weight"
+    if place.first:
+        links.append(_one(f"{prefix}embedding.word_embeddings.weight", embedding, ROWS))
+    if place.last:
+        links.append(_one(f"{prefix}decoder.final_layernorm.weight", f"{named.text}norm.weight"))
     if not hf_config.tie_word_embeddings:
         if named.head is None:
             raise ConfigError(f"{hf_config.model_type}: no lm_head.weight, but tie_word_embeddings is False")
-        links.append(_one(f"{prefix}output_layer.weight", named.head, ROWS))
-    for i, sparse in enumerate(moe_layers(c)):
-        hf, megatron = f"{named.text}layers.{i}.", f"{prefix}decoder.layers.{i}."
+        if place.last:
+            links.append(_one(f"{prefix}output_layer.weight", named.head, ROWS))
+    elif place.last and not place.first:
+        links.append(replace(_one(f"{prefix}output_layer.weight", embedding, ROWS), is_copy=True))
+    sparse_layers = moe_layers(c)
+    for number, i in enumerate(place.layers):
+        sparse = sparse_layers[i]
+        hf, megatron = f"{named.text}layers.{i}.", f"{prefix}decoder.layers.{number}."
         links.append(_one(f"{megatron}input_layernorm.weight", f"{hf}input_layernorm.weight"))
         links.append(_one(f"{megatron}pre_mlp_layernorm.weight", f"{hf}post_attention_layernorm.weight"))
         links += _attention_links(c, family, hf, megatron)
         if sparse:
-            links += _expert_links(c, f"{hf}mlp.", f"{megatron}mlp.", named.fused_experts)
+            links += _expert_links(f"{hf}mlp.", f"{megatron}mlp.", named.fused_experts, place.experts)
         else:
             links += _mlp_links(f"{hf}mlp.", f"{megatron}mlp.")
     return links
 
 
-def model_links(hf_config: Any, named: TensorNames, parameters: Sequence[str]) -> list[Link]:
-    """Every parameter of a text or omni model.
+def whole_place(hf_config: Any) -> Place:
+    """The part of the one rank that has a whole model."""
+    c = text_config(hf_config)
+    return Place.whole(c.num_hidden_layers, getattr(c, "num_experts", None) or 0)
+
+
+def model_links(hf_config: Any, named: TensorNames, parameters: Sequence[str], place: Place | None = None) -> list[Link]:
+    """Every parameter of a rank's part of a text or omni model.
 
     Args:
         hf_config: the configuration of the whole model.
         named: names on the Hugging Face side.
         parameters: names on the Megatron side: `gpt.…`, and `visual.…` and `audio_tower.…` of an omni model.
+        place: the part; None: the whole model.
 
     Raises:
         ConfigError: a tower has no weights on the Hugging Face side.
     """
-    links = text_links(hf_config, named, "gpt.")
+    links = text_links(hf_config, named, "gpt.", place if place is not None else whole_place(hf_config))
     for name in parameters:
         tower = re.match(r"(visual|audio_tower)\.", name)
         if tower is None:
@@ -279,21 +342,17 @@ def model_links(hf_config: Any, named: TensorNames, parameters: Sequence[str]) -
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-def check_weights(
-    links: Sequence[Link], weights: FolderWeights, parameters: Mapping[str, Tensor], part: tuple[int, int] = WHOLE
-) -> None:
+def check_weights(whole: Mapping[str, Tensor], weights: FolderWeights) -> None:
     """Compare names, shapes and dtypes of a folder with a model, before anything is read.
 
     Args:
-        links: of the model.
+        whole: all tensors of the model, of all ranks, by the names of the folder; they may be on the meta device.
         weights: of the folder.
-        parameters: of this rank, by Megatron's names.
-        part: rank and size of the tensor-parallel group.
 
     Raises:
         ConfigError: weights are missing, some belong nowhere, or one has another shape or dtype; the file and tensor are named.
     """
-    shapes = {name: shape for link in links for name, shape in link.shapes(parameters, part[1]).items()}
+    shapes = {name: list(tensor.shape) for name, tensor in whole.items()}
     tied = {name for name in weights.shapes if name.endswith("lm_head.weight")}
     others = tied | untrained(weights.shapes)
     missing, unexpected = sorted(shapes.keys() - weights.shapes.keys()), sorted(weights.shapes.keys() - shapes.keys() - others)
@@ -316,37 +375,52 @@ def check_weights(
 
 
 class HfWeights(Mapping[str, Tensor]):
-    """Megatron parameters under Hugging Face names; a tensor is a view of its parameter wherever possible.
+    """Parameters under Hugging Face names, of which each rank has its part; a tensor is a view of its parameter where possible.
 
-    Those that are no view are made when they are asked for, and those of one link are kept at a time.
+    As a mapping it has the tensors of an undivided model. Those that are no view are made when they are asked for, and those of
+    one link are kept at a time.
+
+    Args:
+        links: of this rank's part.
+        parameters: of this rank, by Megatron's names.
+        place: the part.
+        whole: all tensors of the model, of all ranks, on the meta device.
     """
 
-    def __init__(self, links: Sequence[Link], parameters: Mapping[str, Tensor]) -> None:
-        self._parameters = parameters
-        self._links = {name: link for link in links for name in link.hf}
+    def __init__(
+        self, links: Sequence[Link], parameters: Mapping[str, Tensor], place: Place, whole: Mapping[str, Tensor]
+    ) -> None:
+        self.whole = whole
+        self.leads = place.first and place.writes and place.tensor[0] == 0
+        """Whether this is the one rank that has the whole model's beginning to write."""
+        self._links, self._place, self._parameters = links, place, parameters
+        self._link_of = {name: link for link in links for name in link.hf}
         self._kept: tuple[Link, dict[str, Tensor]] | None = None
 
-    def like(self) -> dict[str, Tensor]:
-        """All tensors on the meta device: shapes and dtypes alone."""
-        meta = {name: tensor.to("meta") for name, tensor in self._parameters.items()}
-        return dict(HfWeights([*self._links.values()], meta))
+    def pieces(self) -> Iterator[tuple[str, Slices, Tensor]]:
+        """What this rank is to write: a tensor's name, where in it, and the numbers; those of one link are made at a time."""
+        for link in self._links:
+            if link.is_written_by(self._place):
+                yield from link.pieces(self._parameters, self._place)
 
     def __getitem__(self, name: str) -> Tensor:
-        link = self._links[name]
+        link = self._link_of[name]
         if self._kept is None or self._kept[0] is not link:
             self._kept = None  # before others take its place
-            made = link.split([self._parameters[n] for n in link.megatron])
-            self._kept = link, dict(zip(link.hf, made, strict=True))
+            self._kept = link, {}
+            for own, at, piece in link.pieces(self._parameters, self._place):
+                assert not at, f"{own} is divided over several ranks"
+                self._kept[1][own] = piece
         return self._kept[1][name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._links)
+        return iter(self._link_of)
 
     def __len__(self) -> int:
-        return len(self._links)
+        return len(self._link_of)
 
 
-class WithUntrained(Mapping[str, Tensor]):
+class WithUntrained:
     """Trained weights, and those of a folder's other parts as they are there; what an export writes.
 
     Args:
@@ -357,16 +431,11 @@ class WithUntrained(Mapping[str, Tensor]):
     def __init__(self, trained: HfWeights, weights: FolderWeights) -> None:
         self._trained, self._weights = trained, weights
         self._others = sorted(untrained(weights.shapes))
-
-    def like(self) -> dict[str, Tensor]:
+        self.whole = {**trained.whole, **{name: weights.read(name).to("meta") for name in self._others}}
         """All tensors on the meta device: shapes and dtypes alone."""
-        return self._trained.like() | {name: self._weights.read(name).to("meta") for name in self._others}
 
-    def __getitem__(self, name: str) -> Tensor:
-        return self._trained[name] if name in self._trained else self._weights.read(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([*self._trained, *self._others])
-
-    def __len__(self) -> int:
-        return len(self._trained) + len(self._others)
+    def pieces(self) -> Iterator[tuple[str, Slices, Tensor]]:
+        """What this rank is to write, as `HfWeights.pieces`; one rank writes the other parts."""
+        yield from self._trained.pieces()
+        if self._trained.leads:
+            yield from ((name, (), self._weights.read(name)) for name in self._others)

@@ -46,8 +46,8 @@ class ForestLayer(TransformerLayer):
         with contextlib.nullcontext() if router is None else router.replaying(micro.routes.get(number)):
             out: Any = super().forward(*args, packed_seq_params=micro, **kwargs)
         hidden, context = out
-        if number in micro.deep and micro.media is not None:
-            hidden = hidden.index_add(0, micro.media.tokens[: micro.media.n_visual], micro.deep[number])
+        if number in micro.deep:
+            hidden = hidden.index_add(0, micro.deep_tokens, micro.deep[number])
         return hidden, context
 
 
@@ -67,7 +67,7 @@ def layer_spec(num_experts: int | None, qk_layernorm: bool) -> ModuleSpec:
 
 
 def block_spec(moe_layers: Sequence[bool], num_experts: int | None, qk_layernorm: bool) -> TransformerBlockSubmodules:
-    """All decoder layers; `moe_layers` says which of them are mixtures of experts."""
+    """The decoder layers of a stage; `moe_layers` says which of them are mixtures of experts."""
     dense = layer_spec(None, qk_layernorm)
     moe = layer_spec(num_experts, qk_layernorm) if any(moe_layers) else dense
     norm: Any = RMSNorm

@@ -75,6 +75,22 @@ class MediaInputs:
         )
 
 
+@dataclass(frozen=True)
+class Context:
+    """How a forest's tokens are divided over the ranks of context parallelism."""
+
+    mine: Tensor
+    """int64 [t], this rank's tokens in the whole forest, ascending."""
+    order: Tensor
+    """int64 [tokens of the whole forest], where each is among those of all ranks, one rank after the other."""
+
+    @classmethod
+    def of(cls, forest: Forest, device: torch.device) -> Context:
+        """Tensors of a forest's share."""
+        assert forest.share is not None
+        return cls(_tensor(forest.share.mine, device), _tensor(forest.share.order, device))
+
+
 @dataclass(kw_only=True, eq=False)
 class MicroBatch(PackedSeqParams):
     """All that a model is told of one forest.
@@ -87,11 +103,11 @@ class MicroBatch(PackedSeqParams):
     qkv_format: str = "sbhd"
     """Megatron's own layout of queries, keys and values; "thd" would be that of its packed sequences, which are not used."""
     ids: Tensor
-    """int64 [t]."""
+    """int64 [t]; of this rank's tokens with context parallelism, as all that follows but `end`."""
     positions: Tensor
     """float32 [3, t]."""
     end: Tensor
-    """int64 [t], the mask: query q sees key k iff k <= q < end[k]."""
+    """int64 [tokens of the whole forest], the mask: query q sees key k iff k <= q < end[k]."""
     rows: Tensor
     """int64 [r], tokens whose logits are wanted."""
     flex: FlexMask | None = None
@@ -99,10 +115,18 @@ class MicroBatch(PackedSeqParams):
     media: MediaInputs | None = None
     """None without media."""
     routes: dict[int, Tensor] = field(default_factory=dict)
-    """int64 [t, top_k] by decoder layer, for mixtures of experts only: experts of each token, -1 where the model chooses.
-    Empty: it chooses everywhere."""
+    """int64 [n_hidden, top_k] by decoder layer, for mixtures of experts only: experts of each token, -1 where the model
+    chooses. Empty: it chooses everywhere."""
+    context: Context | None = None
+    """Context parallelism; None: the tokens are those of the whole forest."""
+    n_hidden: int
+    """Tokens whose hidden states this rank has between layers: t, or its part of them with sequence parallelism."""
+    deep_tokens: Tensor
+    """int64 [d], visual placeholders among these."""
+    deep_rows: Tensor
+    """int64 [d], their rows among all visual placeholders of `media`."""
     deep: dict[int, Tensor] = field(default_factory=dict)
-    """[n_visual, 1, hidden] by decoder layer: DeepStack features that are added to its output; the model fills them in."""
+    """[d, 1, hidden] by decoder layer: DeepStack features that are added to its output; the model fills them in."""
 
     @classmethod
     def of(
@@ -114,20 +138,25 @@ class MicroBatch(PackedSeqParams):
         top_k: int,
         device: torch.device,
         flex: bool = False,
+        tensor: tuple[int, int] = (0, 1),
     ) -> MicroBatch:
         """Tensors of a forest.
 
         Args:
-            forest: packed samples.
+            forest: packed samples; its length is a multiple of the sequence-parallel ranks.
             chunk: frames of one full chunk of the audio tower, see `MediaInputs.of`.
             moe_layers: which decoder layers are mixtures of experts.
             top_k: experts of a token in each of them.
             device: where to put them.
             flex: layers attend by FlexAttention.
+            tensor: rank and size of the sequence-parallel group.
 
         Raises:
             TrainingError: the forest's routes are of another model.
         """
+        rank, size = tensor
+        n_hidden = len(forest) // size
+        first = rank * n_hidden
         routes: dict[int, Tensor] = {}
         if forest.routes is not None:
             layers, experts = forest.routes.shape[1:]
@@ -137,16 +166,24 @@ class MicroBatch(PackedSeqParams):
                     f"{len(moe_layers)} with {top_k}: does the engine serve another model?"
                 )
             sparse = [i for i, is_moe in enumerate(moe_layers) if is_moe]
-            routes = {i: _tensor(forest.routes[:, i].astype(np.int64), device) for i in sparse}
+            own = forest.routes[first : first + n_hidden]
+            routes = {i: _tensor(own[:, i].astype(np.int64), device) for i in sparse}
         end = _tensor(forest.end, device)
+        media = MediaInputs.of(forest, chunk, device) if forest.media else None
+        visual = media.tokens[: media.n_visual] if media is not None else torch.zeros(0, dtype=torch.long, device=device)
+        here = (visual >= first) & (visual < first + n_hidden)
         return cls(
             ids=_tensor(forest.ids, device),
             positions=_tensor(forest.positions, device),
             end=end,
             flex=flex_mask(end) if flex else None,
             rows=_tensor(forest.rows, device),
-            media=MediaInputs.of(forest, chunk, device) if forest.media else None,
+            media=media,
             routes=routes,
+            context=Context.of(forest, device) if forest.share is not None else None,
+            n_hidden=n_hidden,
+            deep_tokens=visual[here] - first,
+            deep_rows=here.nonzero()[:, 0],
         )
 
 

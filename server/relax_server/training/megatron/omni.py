@@ -11,30 +11,6 @@ from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.micro_batch import MediaInputs, MicroBatch
 
 
-class _Leaves:
-    """Copies of the DeepStack features on which recomputed layers leave their gradients."""
-
-    def __init__(self, features: list[Tensor]) -> None:
-        self.tensors = [f.detach().requires_grad_() for f in features]
-
-
-class _HandBack(torch.autograd.Function):
-    """The hidden states unchanged; in backward, which runs after every layer's, the leaves' gradients go to the tower.
-
-    Recomputed layers run a backward pass of their own each. Were they to reach the vision tower directly, its graph would
-    be walked once per layer, which autograd refuses.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, leaves: _Leaves, *features: Tensor) -> Tensor:
-        ctx.leaves = leaves
-        return hidden.view_as(hidden)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return (gradient, None, *(leaf.grad for leaf in ctx.leaves.tensors))
-
-
 def _channels_last(convolution: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The same convolution with channels innermost, for which oneDNN's backward pass is 2 to 4 times as fast on a CPU."""
     return (args[0].contiguous(memory_format=torch.channels_last),)
@@ -56,11 +32,15 @@ class OmniModel(ForestModel):
         super().__init__(config, hf_config, device)
         rule = self.family.media
         assert rule is not None
-        for name, tower in rule.towers.items() if self.pre_process else ():
-            setattr(self, name, tower.build(hf_config))
-        if rule.audio is None or not self.pre_process:
+        self.n_deep = len(getattr(hf_config.vision_config, "deepstack_visual_indexes", None) or ())
+        if rule.audio is not None:
+            self.audio_chunk = 2 * hf_config.audio_config.n_window
+        if not self.place.first:
             return
-        self.audio_chunk = 2 * hf_config.audio_config.n_window
+        for name, tower in rule.towers.items():
+            setattr(self, name, tower.build(hf_config))
+        if rule.audio is None:
+            return
         if device.type == "cpu":
             for module in self.audio_tower.modules():
                 if isinstance(module, torch.nn.Conv2d):
@@ -72,13 +52,13 @@ class OmniModel(ForestModel):
         out = self.visual(media.patches.to(self.config.params_dtype), grid_thw=media.grid)
         return out.pooler_output, list(getattr(out, "deepstack_features", None) or ())
 
-    def embed(self, micro: MicroBatch) -> tuple[Tensor, dict[int, Tensor]]:
+    def embed(self, micro: MicroBatch) -> tuple[Tensor, list[Tensor]]:
         """Token embeddings with media in their places, [t, 1, hidden], and DeepStack features for the first layers: those of
         an early vision layer are added to the output of a decoder layer."""
         hidden, _ = super().embed(micro)
         media = micro.media
         if media is None:
-            return hidden, {}
+            return hidden, []
         embeddings: list[Tensor] = []
         deep: list[Tensor] = []
         if media.patches is not None:
@@ -91,8 +71,4 @@ class OmniModel(ForestModel):
             embeddings.append(heard.last_hidden_state)
         rows = torch.cat(embeddings).to(hidden.dtype).index_select(0, media.rows)
         hidden = hidden.index_copy(0, media.tokens, rows[:, None])
-        if deep and self.config.recompute_granularity == "full" and torch.is_grad_enabled():
-            leaves = _Leaves(deep)
-            hidden = _HandBack.apply(hidden, leaves, *deep)  # type: ignore[assignment]
-            deep = leaves.tensors
-        return hidden, dict(enumerate(deep))
+        return hidden, deep

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -11,82 +12,120 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from relax_sdk.errors import TrainingError
+from relax_sdk.errors import RelaxError, TrainingError
+from relax_sdk.layout import LayoutConfig
+from relax_server.training.algorithms.vocabulary import VocabularyShard
 from relax_server.training.megatron import cpu
 
 TIMEOUT = timedelta(seconds=300)
 """How long a collective operation may take."""
 
+SHARED = "All ranks of the policy have stopped at this error."
+"""Note of an error that every rank has raised, so that they are still at the same place."""
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that was free a moment ago, for the rendezvous of several ranks."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+_layout = LayoutConfig()
+_control: Any = None
+"""Group of all ranks for plain data and numbers on the CPU; None: the default group."""
 
 
 def initialize(
     *,
     seed: int,
-    rank: int | None = None,
-    world_size: int | None = None,
+    layout: LayoutConfig | None = None,
+    rank: int = 0,
     port: int | None = None,
     host: str = "127.0.0.1",
+    store: Any = None,
 ) -> None:
-    """Join the data-parallel group and seed Megatron's generators; may be called again with the same shape.
+    """Join the other ranks and seed Megatron's generators; may be called again with the same layout.
 
     Args:
         seed: for torch's and Megatron's generators.
-        rank: this process's number, from 0; None takes the group as it is, or makes a group of one.
-        world_size: number of data-parallel processes; None as above.
-        port: where rank 0 listens; needed with more than one rank.
+        layout: how the ranks share the work; None takes the group as it is, or makes a group of one.
+        rank: this process's number, from 0.
+        port: where rank 0 listens; needed with more than one rank, or `store`.
         host: rank 0's address.
+        store: where the ranks meet, instead of host and port.
 
     Raises:
-        TrainingError: the group exists already with another size, or several ranks have no port to meet at.
+        TrainingError: the group exists already with another layout, or several ranks have no place to meet at.
     """
+    global _layout
     cpu.install()
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-    if dist.is_initialized():
-        now = (dist.get_rank(), dist.get_world_size())
-        if now != (now[0] if rank is None else rank, now[1] if world_size is None else world_size):
-            raise TrainingError(f"this process is rank {now[0]} of {now[1]} already; it cannot become {rank} of {world_size}")
-    else:
-        _join(rank or 0, world_size or 1, host, port)
+    if not dist.is_initialized():
+        _layout = layout or LayoutConfig()
+        _join(rank, _layout.ranks, host, port, store)
+    elif layout not in (None, _layout):
+        raise TrainingError(f"this process has the layout {_layout} already; it cannot take {layout}")
     if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel()
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=_layout.tp,
+            pipeline_model_parallel_size=_layout.pp,
+            context_parallel_size=_layout.cp,
+            expert_model_parallel_size=_layout.ep,
+            expert_tensor_parallel_size=_layout.etp,
+        )
     torch.manual_seed(seed)
     model_parallel_cuda_manual_seed(seed)
 
 
-def _join(rank: int, world_size: int, host: str, port: int | None) -> None:
+def _join(rank: int, ranks: int, host: str, port: int | None, store: Any) -> None:
+    global _control
     stores: Any = dist
-    if world_size == 1:
-        store = stores.HashStore()
-    elif port is None:
-        raise TrainingError(f"{world_size} ranks need a port to meet at: parallel.initialize(port=...)")
-    else:
-        store = stores.TCPStore(host, port, world_size, is_master=rank == 0, timeout=TIMEOUT)
+    if store is None:
+        if ranks == 1:
+            store = stores.HashStore()
+        elif port is None:
+            raise TrainingError(f"{ranks} ranks need a port to meet at: parallel.initialize(port=...)")
+        else:
+            store = stores.TCPStore(host, port, ranks, is_master=rank == 0, timeout=TIMEOUT)
     backend = "gloo"
     if torch.cuda.is_available():
         backend = "nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
+    _control = dist.new_group(backend="gloo", timeout=TIMEOUT) if backend != "gloo" and ranks > 1 else None
 
 
 def shutdown() -> None:
     """Leave the group."""
+    global _layout, _control
     from megatron.core import parallel_state
 
     if dist.is_initialized():
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
+    _layout, _control = LayoutConfig(), None
+
+
+def layout() -> LayoutConfig:
+    """How the ranks of this process's group share the work."""
+    return _layout
+
+
+def device() -> torch.device:
+    """The device that tensors of this rank live on."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+# ------------------------------------------------------------------------------------------------------------- this rank
+
+
+def rank() -> int:
+    """Number of this process among all ranks; rank 0 leads them."""
+    return dist.get_rank()
+
+
+def leads() -> bool:
+    """Whether this is the rank that does what is done once: rank 0, also where there is no group."""
+    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def data_parallel() -> tuple[int, int]:
-    """(rank, size) of this process among its data-parallel peers."""
+    """(rank, size) of this process among those that hold other parts of the batch."""
     from megatron.core import parallel_state
 
     return parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
@@ -99,39 +138,116 @@ def tensor_parallel() -> tuple[int, int]:
     return parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
 
 
-def device() -> torch.device:
-    """The device that tensors of this rank live on."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+def vocabulary() -> VocabularyShard | None:
+    """This rank's part of the vocabulary; None where it is not divided."""
+    from megatron.core import parallel_state
+
+    rank, size = tensor_parallel()
+    return VocabularyShard(rank, size, parallel_state.get_tensor_model_parallel_group()) if size > 1 else None
+
+
+def context_parallel() -> tuple[int, int]:
+    """(rank, size) of this process among those that share the tokens of a forest."""
+    from megatron.core import parallel_state
+
+    return parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()
+
+
+def stage() -> int:
+    """Number of this rank's pipeline stage."""
+    from megatron.core import parallel_state
+
+    return parallel_state.get_pipeline_model_parallel_rank()
+
+
+def is_first_stage() -> bool:
+    """Whether this rank has the embedding."""
+    from megatron.core import parallel_state
+
+    return parallel_state.is_pipeline_first_stage()
+
+
+def is_last_stage() -> bool:
+    """Whether this rank has the output layer."""
+    from megatron.core import parallel_state
+
+    return parallel_state.is_pipeline_last_stage()
+
+
+def reports() -> bool:
+    """Whether this rank reports what it computed: of those that have the same results, one does."""
+    return is_last_stage() and tensor_parallel()[0] == 0
+
+
+# ------------------------------------------------------------------------------------------------- numbers of all ranks
 
 
 def sum_over_ranks(values: list[float]) -> list[float]:
-    """Element-wise sum over the data-parallel ranks."""
-    return _reduce(values, dist.ReduceOp.SUM)
+    """Element-wise sum over the ranks that report."""
+    return _reduce(values, dist.ReduceOp.SUM, 0.0)
 
 
 def max_over_ranks(values: list[float]) -> list[float]:
-    """Element-wise maximum over the data-parallel ranks."""
-    return _reduce(values, dist.ReduceOp.MAX)
+    """Element-wise maximum over the ranks that report."""
+    return _reduce(values, dist.ReduceOp.MAX, -np.inf)
 
 
 def known_on_any_rank(values: np.ndarray) -> np.ndarray:
-    """Each value that a data-parallel rank knows, float32 [n]; NaN where none does. One that several know is their mean."""
-    from megatron.core import parallel_state
-
-    if data_parallel()[1] == 1:
+    """Each value that a rank knows, float32 [n]; NaN where none does. One that several know is their mean."""
+    if _layout.ranks == 1:
         return values
     known = np.isfinite(values)
-    both = torch.from_numpy(np.stack([np.where(known, values, 0.0), known])).to(device(), torch.float32)
-    dist.all_reduce(both, group=parallel_state.get_data_parallel_group())
-    total, count = both.cpu().numpy()
+    both = torch.from_numpy(np.stack([np.where(known, values, 0.0), known])).float()
+    dist.all_reduce(both, group=_control)
+    total, count = both.numpy()
     return np.where(count > 0, total / np.maximum(count, 1), np.nan).astype(np.float32)
 
 
-def _reduce(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
-    from megatron.core import parallel_state
-
-    if data_parallel()[1] == 1:
+def _reduce(values: list[float], operation: dist.ReduceOp.RedOpType, nothing: float) -> list[float]:
+    if _layout.ranks == 1:
         return values
-    tensor = torch.tensor(values, dtype=torch.float64, device=device())
-    dist.all_reduce(tensor, operation, group=parallel_state.get_data_parallel_group())
+    tensor = torch.tensor(values if reports() else [nothing] * len(values), dtype=torch.float64)
+    dist.all_reduce(tensor, operation, group=_control)
     return tensor.tolist()
+
+
+def gather(value: Any) -> list[Any]:
+    """Plain data of every rank, in their order, on every rank."""
+    if _layout.ranks == 1:
+        return [value]
+    out: list[Any] = [None] * _layout.ranks
+    dist.all_gather_object(out, value, group=_control)
+    return out
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Run a block on every rank, and go on when all have done it; an error of one is raised on all.
+
+    The block must not wait for other ranks. Errors that are not of this project pass: they end the process.
+
+    Raises:
+        RelaxError: of the first rank that has one. `is_shared` is true of it.
+    """
+    failed: RelaxError | None = None
+    try:
+        yield
+    except RelaxError as error:
+        if _layout.ranks == 1:
+            raise
+        failed = error
+    if _layout.ranks == 1:
+        return
+    flag = torch.tensor([failed is not None], dtype=torch.int32)
+    dist.all_reduce(flag, dist.ReduceOp.MAX, group=_control)
+    if not flag.item():
+        return
+    first = next(error for error in gather(failed) if error is not None)
+    shared = failed if failed is not None and str(failed) == str(first) else first
+    shared.add_note(SHARED)
+    raise shared
+
+
+def is_shared(error: BaseException) -> bool:
+    """Whether an error was raised by every rank at the same place, so that they can go on together."""
+    return _layout.ranks == 1 or SHARED in getattr(error, "__notes__", ())

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from relax_sdk.config import OptimizerConfig
 from relax_sdk.errors import TrainingError
+from relax_server.training.megatron import parallel
 from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.micro_batch import MicroBatch
 from relax_server.training.scoring import Predictions
@@ -35,7 +36,9 @@ class MegatronTrainer:
         self.model = model
         self._settings, self._dtype = optimizer, dtype
         bf16 = dtype == torch.bfloat16
-        self.ddp = DistributedDataParallel(model.config, DistributedDataParallelConfig(grad_reduce_in_fp32=bf16), model)
+        self._divided = parallel.layout().distributed_optimizer
+        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=bf16, use_distributed_optimizer=self._divided)
+        self.ddp = DistributedDataParallel(model.config, ddp, model)
         self.ddp.broadcast_params()
         self.optimizer: Any = self._make_optimizer()
         config: Any = model.config
@@ -55,6 +58,7 @@ class MegatronTrainer:
             clip_grad=optimizer.clip_grad,
             bf16=bf16,
             params_dtype=self._dtype,
+            use_distributed_optimizer=self._divided,
         )
         made: Any = get_megatron_optimizer(settings, [self.ddp])
         for group in made.param_groups:
@@ -72,8 +76,13 @@ class MegatronTrainer:
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[Any]:
         """Compute the gradients of one update: forward and backward over every forest, then the mean over all ranks' tokens.
 
+        Args:
+            micro_batches: at least one; every pipeline stage is given the same forests. Where experts are divided, all ranks
+                have the same number.
+            loss: of one of them.
+
         Returns:
-            What `loss` returned beside its sums, per forest.
+            What `loss` returned beside its sums, per forest; nothing but on the last pipeline stage.
         """
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -95,7 +104,7 @@ class MegatronTrainer:
             data_iterator=numbers,
             model=self.ddp,
             num_microbatches=len(micro_batches),
-            seq_length=len(micro_batches[0].ids),
+            seq_length=len(micro_batches[0].ids),  # of no effect: each micro-batch has its own length
             micro_batch_size=1,
             forward_only=False,
         )
@@ -104,12 +113,13 @@ class MegatronTrainer:
         """Look at the accumulated gradients; nothing is changed.
 
         Raises:
-            TrainingError: they are not finite. All ranks raise, as all have the same sum.
+            TrainingError: they are not finite, on any rank. All ranks raise it.
         """
         ddp: Any = self.ddp
-        buffers = [*ddp.buffers, *ddp.expert_parallel_buffers]
-        if not all(torch.isfinite(buffer.grad_data.norm()) for buffer in buffers):
-            raise TrainingError("the gradient is not finite; the weights were not updated")
+        with parallel.together():
+            buffers = [*ddp.buffers, *ddp.expert_parallel_buffers]
+            if not all(torch.isfinite(buffer.grad_data.norm()) for buffer in buffers):
+                raise TrainingError("the gradient is not finite; the weights were not updated")
 
     def step(self, lr: float) -> float:
         """Clip and apply the accumulated gradients.
@@ -128,10 +138,39 @@ class MegatronTrainer:
 
 
 @torch.no_grad()
-def forward(model: ForestModel, micro: MicroBatch) -> Predictions:
-    """What is predicted at the rows of one forest, without gradient."""
+def forward(model: ForestModel, micro_batches: Sequence[MicroBatch], take: Callable[[Predictions, int], None]) -> None:
+    """Compute what is predicted at the rows of some forests, without gradient.
+
+    Args:
+        model: of this rank.
+        micro_batches: as for `MegatronTrainer.accumulate`.
+        take: gets the predictions and the micro-batch's number; it is called on the last pipeline stage only.
+    """
     _set_mode(model, training=False)
-    return model.predictions(model(micro))
+    if model.config.pipeline_model_parallel_size == 1:
+        for number, micro in enumerate(micro_batches):
+            take(model.predictions(model(micro)), number)
+        return
+    numbers = iter(range(len(micro_batches)))
+
+    def forward_step(data: Iterator[int], stage: Any) -> tuple[Tensor, Callable[..., Any]]:
+        number = next(data)
+
+        def collect(output: Tensor, non_loss_data: bool = True) -> None:
+            take(model.predictions(output), number)
+
+        return stage(micro_batches[number]), collect
+
+    get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=numbers,
+        model=model,
+        num_microbatches=len(micro_batches),
+        seq_length=len(micro_batches[0].ids),
+        micro_batch_size=1,
+        forward_only=True,
+        collect_non_loss_data=True,
+    )
 
 
 def _set_mode(model: ForestModel, training: bool) -> None:
