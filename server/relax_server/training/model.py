@@ -18,6 +18,7 @@ from relax_sdk.errors import ConfigError
 from relax_sdk.model_export import SHARD_SIZE
 from relax_sdk.trajectory import Group, Sample
 from relax_server.machine_limits import limits_told
+from relax_server.models.device import this_device
 from relax_server.models.processor import Processor
 from relax_server.training.batch import ReadMedia, TokenBatch, make_batch, read_features
 from relax_server.training.forest import Forest, pack
@@ -62,8 +63,8 @@ class LogprobModel:
         self.model_path = Path(model_path)
         self.training = training
         self.processor = Processor.load(self.model_path, features)
-        self.device = parallel.device()
         self._dtype = torch.bfloat16 if training.dtype == "bfloat16" else torch.float32
+        self.device = this_device(self._dtype)
         self._loaded = self._load_model(self.model_path)
         self._banned = torch.tensor(self.processor.banned_ids, dtype=torch.long, device=self.device)
         if training.replay_routes and not any(self._loaded.model.moe_layers):

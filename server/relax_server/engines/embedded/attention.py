@@ -48,6 +48,12 @@ class Bucket:
     unpad: torch.Tensor | None = None
     """Chunks: int64 [n_tokens], the padded place of each token."""
 
+    def on(self, device: torch.device) -> Bucket:
+        """The same on a device."""
+        slots, *others = (None if x is None else x.to(device) for x in (self.slots, self.mask, self.pad, self.unpad))
+        assert slots is not None
+        return Bucket(self.first, self.n_tokens, slots, self.batch, self.length, *others)
+
 
 @dataclass
 class BatchLayout:
@@ -57,6 +63,12 @@ class BatchLayout:
     """int64 [tokens]."""
     buckets: list[Bucket]
     pool: KVPool
+
+    def on(self, device: torch.device) -> BatchLayout:
+        """The same on a device; on the CPU, where it is made, this one."""
+        if device.type == "cpu":
+            return self
+        return BatchLayout(self.slots.to(device), [bucket.on(device) for bucket in self.buckets], self.pool)
 
 
 def order_spans(spans: list[Span]) -> list[int]:
@@ -87,7 +99,7 @@ def plan(spans: list[Span], table: np.ndarray, pool: KVPool, groups: int) -> Bat
         n_tokens = int(counts[a:b].sum())
         buckets.append(_chunk_bucket(at, n_tokens, rows[a:b], starts[a:b], counts[a:b], table, groups))
         at += n_tokens
-    return BatchLayout(torch.from_numpy(np.concatenate(slots)), buckets, pool)
+    return BatchLayout(torch.from_numpy(np.concatenate(slots)), buckets, pool).on(pool.device)
 
 
 def _similar(ends: np.ndarray) -> list[tuple[int, int]]:
@@ -174,7 +186,7 @@ def pool_attention(
     layout.pool.values[layer].index_copy_(1, layout.slots, value[0])
     heads, tokens, width = query.shape[1:]
     kv_heads = key.shape[1]
-    out = torch.empty(tokens, heads, width, dtype=query.dtype)
+    out = torch.empty(tokens, heads, width, dtype=query.dtype, device=query.device)
     grouped = query.view(kv_heads, heads // kv_heads, tokens, width)
     for bucket in layout.buckets:
         shape = (kv_heads, bucket.batch, bucket.length, width)

@@ -15,9 +15,17 @@ class KVPool:
     """
 
     def __init__(
-        self, layers: int, kv_heads: int, head_dim: int, capacity: int, dtype: torch.dtype, route_top_k: int = 0
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int,
+        dtype: torch.dtype,
+        route_top_k: int = 0,
+        device: torch.device | None = None,
     ) -> None:
         self.capacity = capacity
+        self.device = device or torch.device("cpu")
         self._shape = (layers, kv_heads, capacity + 1, head_dim)
         self._dtype = dtype
         self._route_shape = (capacity + 1, layers, route_top_k) if route_top_k else None
@@ -32,9 +40,10 @@ class KVPool:
 
     def allocate_memory(self) -> None:
         """Take the memory; pages are touched only when written."""
-        self.keys = torch.zeros(self._shape, dtype=self._dtype)
-        self.values = torch.zeros(self._shape, dtype=self._dtype)
-        self.routes = torch.zeros(self._route_shape, dtype=torch.int16) if self._route_shape else None
+        self.keys, self.values = (torch.zeros(self._shape, dtype=self._dtype, device=self.device) for _ in range(2))
+        self.routes = None
+        if self._route_shape:
+            self.routes = torch.zeros(self._route_shape, dtype=torch.int16, device=self.device)
         self._scratch = [torch.empty(0, dtype=self._dtype)] * 2
 
     def drop_memory(self) -> None:
@@ -53,7 +62,7 @@ class KVPool:
         shape = (self._shape[1], len(slots), self._shape[3])
         size = shape[0] * shape[1] * shape[2]
         if self._scratch[0].numel() < size:
-            self._scratch = [torch.empty(size + size // 4, dtype=self._dtype) for _ in range(2)]
+            self._scratch = [torch.empty(size + size // 4, dtype=self._dtype, device=self.device) for _ in range(2)]
         out = [buffer[:size].view(shape) for buffer in self._scratch]
         torch.index_select(self.keys[layer], 1, slots, out=out[0])
         torch.index_select(self.values[layer], 1, slots, out=out[1])

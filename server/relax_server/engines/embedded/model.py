@@ -15,6 +15,7 @@ import torch
 from relax_sdk.errors import ConfigError
 from relax_server.engines.embedded import attention, weights
 from relax_server.engines.embedded.kv_pool import KVPool
+from relax_server.models.device import this_device
 from relax_server.models.families import Family, check_supported, family_of
 from relax_server.models.media_features import MediaFeatures
 from relax_server.models.weight_files import read_weights
@@ -46,7 +47,7 @@ class MediaRows:
 
 
 class ModelRunner:
-    """A transformers model on the CPU; used by one thread.
+    """A transformers model on the device of this process, a GPU where it sees one; used by one thread.
 
     Raises:
         ConfigError: the folder holds a model this engine does not run.
@@ -58,7 +59,8 @@ class ModelRunner:
         self.mrope = self.family.media is not None
         """Whether positions have three coordinates."""
         attention.register()
-        self.model = _load(path, self.family, hf_config, dtype)
+        self.device = this_device(dtype)
+        self.model = _load(path, self.family, hf_config, dtype).to(self.device)
         self.model.eval().requires_grad_(False)
         self.text: Any = self.model.model.language_model if self.mrope else self.model.model
         config = self.text.config
@@ -80,7 +82,8 @@ class ModelRunner:
         weights.assign(self.model, read_weights(path))  # what cannot be updated later is refused now
 
     def new_pool(self, capacity: int, routes: bool) -> KVPool:
-        return KVPool(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.route_top_k if routes else 0)
+        top_k = self.route_top_k if routes else 0
+        return KVPool(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, top_k, self.device)
 
     # ----------------------------------------------------------------------------------------------------- forward
 
@@ -98,13 +101,14 @@ class ModelRunner:
         Returns:
             [tokens, hidden], after the last norm.
         """
-        embeds = self.text.embed_tokens(torch.from_numpy(ids))
+        embeds = self.text.embed_tokens(torch.from_numpy(ids).to(self.device))
         extra: dict[str, Any] = {}
         if media:
             for m in media:
-                embeds[torch.from_numpy(m.at)] = m.embedding.embeds[torch.from_numpy(m.rows)]
+                at, rows = (torch.from_numpy(x).to(self.device) for x in (m.at, m.rows))
+                embeds[at] = m.embedding.embeds[rows]
             extra = _deepstack(media, len(ids))
-        places = torch.from_numpy(positions)
+        places = torch.from_numpy(positions).to(self.device)
         self._layout = layout
         try:
             out = self.text(
@@ -143,8 +147,8 @@ class ModelRunner:
         seen: dict[int, Embedding] = {}
         visual = [i for i, f in enumerate(items) if f.grid is not None]
         if visual:
-            grids = torch.tensor([items[i].grid for i in visual])
-            pixels = torch.from_numpy(np.concatenate([items[i].tensor for i in visual])).to(self.dtype)
+            grids = torch.tensor([items[i].grid for i in visual], device=self.device)
+            pixels = torch.from_numpy(np.concatenate([items[i].tensor for i in visual])).to(self.device, self.dtype)
             done = self.model.model.visual(pixels, grid_thw=grids)
             sizes = [items[i].n_visual for i in visual]
             deep = getattr(done, "deepstack_features", None) or ()
@@ -154,8 +158,8 @@ class ModelRunner:
         heard: dict[int, torch.Tensor] = {}
         sounds = {i: sound for i, f in enumerate(items) if (sound := f.heard) is not None}
         for batch in self._sound_batches(sounds):
-            lengths = torch.tensor([sounds[i].tensor.shape[1] for i in batch])
-            frames = torch.from_numpy(np.concatenate([sounds[i].tensor for i in batch], 1)).to(self.dtype)
+            lengths = torch.tensor([sounds[i].tensor.shape[1] for i in batch], device=self.device)
+            frames = torch.from_numpy(np.concatenate([sounds[i].tensor for i in batch], 1)).to(self.device, self.dtype)
             done = self.model.model.audio_tower(frames, feature_lens=lengths)
             sizes = [sounds[i].n_tokens for i in batch]
             heard |= {i: embeds.clone() for i, embeds in zip(batch, done.last_hidden_state.split(sizes), strict=True)}
@@ -179,12 +183,12 @@ class ModelRunner:
         """Give the memory of all parameters back."""
         self._shapes = {name: p.shape for name, p in self.model.named_parameters()}
         for parameter in self.model.parameters():
-            parameter.data = torch.empty(0, dtype=parameter.dtype)
+            parameter.data = torch.empty(0, dtype=parameter.dtype, device=self.device)
 
     def allocate_weights(self) -> None:
         """Take the memory again; values are undefined until weights are loaded."""
         for name, parameter in self.model.named_parameters():
-            parameter.data = torch.empty(self._shapes[name], dtype=parameter.dtype)
+            parameter.data = torch.empty(self._shapes[name], dtype=parameter.dtype, device=self.device)
 
 
 def _deepstack(media: Sequence[MediaRows], n: int) -> dict[str, Any]:
@@ -196,10 +200,11 @@ def _deepstack(media: Sequence[MediaRows], n: int) -> dict[str, Any]:
     mask = torch.zeros(1, n, dtype=torch.bool)
     for m, some in zip(deep, which, strict=True):
         mask[0, torch.from_numpy(m.at)[some]] = True
-    rows = [torch.from_numpy(m.rows)[some] for m, some in zip(deep, which, strict=True)]
+    device = deep[0].embedding.embeds.device
+    rows = [torch.from_numpy(m.rows)[some].to(device) for m, some in zip(deep, which, strict=True)]
     layers = range(len(deep[0].embedding.deepstack))
     features = [torch.cat([m.embedding.deepstack[i][own] for m, own in zip(deep, rows, strict=True)]) for i in layers]
-    return {"visual_pos_masks": mask, "deepstack_visual_embeds": features}
+    return {"visual_pos_masks": mask.to(device), "deepstack_visual_embeds": features}
 
 
 def _joined(seen: Embedding | None, heard: torch.Tensor | None) -> Embedding:

@@ -78,38 +78,44 @@ def sample(
     Raises:
         ValueError: the logits of a row are not finite.
     """
+    device = logits.device
     if len(banned):
-        logits[:, banned] = -torch.inf
+        logits.index_fill_(1, banned, -torch.inf)
     for row, p in enumerate(params):
         for token, bias in p.logit_bias.items():
             logits[row, token] += bias
     heat = np.fromiter((p.temperature for p in params), np.float32, len(params))
     greedy = heat == 0
     if not (heat == 1).all():
-        logits /= torch.from_numpy(np.where(greedy, np.float32(1), heat))[:, None]
+        logits /= torch.from_numpy(np.where(greedy, np.float32(1), heat)).to(device)[:, None]
     logprobs = logits.log_softmax(-1)
     probs = logprobs.exp()
     cut = [i for i, p in enumerate(params) if not greedy[i] and (p.top_p < 1 or 0 < p.top_k < logits.shape[1])]
     if cut:
-        inside = _kept(probs[cut], [params[i] for i in cut])
-        probs[cut] = probs[cut].masked_fill(~inside, 0)
-        logprobs[cut] = logprobs[cut].masked_fill(~inside, -torch.inf).log_softmax(-1)
+        rows = torch.tensor(cut, device=device)
+        inside = _kept(probs[rows], [params[i] for i in cut])
+        probs[rows] = probs[rows].masked_fill(~inside, 0)
+        logprobs[rows] = logprobs[rows].masked_fill(~inside, -torch.inf).log_softmax(-1)
     cdf = probs.cumsum(-1)
     total = cdf[:, -1:]
     if not bool(torch.isfinite(total).all()):
         raise ValueError("the model's logits are not finite (NaN or infinite weights?)")
-    u = torch.from_numpy(uniforms(seeds, indices).astype(np.float32))[:, None] * total
-    u = torch.minimum(u, torch.nextafter(total, torch.zeros(())))  # rounding must not reach past the last possible token
+    u = torch.from_numpy(uniforms(seeds, indices).astype(np.float32)).to(device)[:, None] * total
+    u = torch.minimum(
+        u, torch.nextafter(total, torch.zeros_like(total))
+    )  # rounding must not reach past the last possible token
     tokens = torch.searchsorted(cdf, u, right=True)
     if greedy.any():
-        tokens[torch.from_numpy(greedy), 0] = logits[torch.from_numpy(greedy)].argmax(-1)
+        most = torch.from_numpy(greedy).to(device)
+        tokens[most, 0] = logits[most].argmax(-1)
     chosen = logprobs.gather(1, tokens)[:, 0]
     return SampledTokens(tokens[:, 0].tolist(), chosen.tolist(), _top(logprobs, params))
 
 
 def _kept(probs: torch.Tensor, params: Sequence[Sampling]) -> torch.Tensor:
-    k = torch.tensor([p.top_k if p.top_k > 0 else probs.shape[1] for p in params])[:, None]
-    return kept(probs, k, torch.tensor([p.top_p for p in params], dtype=probs.dtype)[:, None])
+    k = torch.tensor([p.top_k if p.top_k > 0 else probs.shape[1] for p in params], device=probs.device)
+    p = torch.tensor([p.top_p for p in params], dtype=probs.dtype, device=probs.device)
+    return kept(probs, k[:, None], p[:, None])
 
 
 def _top(logprobs: torch.Tensor, params: Sequence[Sampling]) -> list[list[tuple[float, int]]] | None:

@@ -59,7 +59,7 @@ class Scheduler:
         self.epoch = 0
         """Raised by every flush; keys and values of another epoch are never shared."""
         self._eos = frozenset(config.eos_ids)
-        self._banned = torch.tensor(config.banned_ids, dtype=torch.int64)
+        self._banned = torch.tensor(config.banned_ids, dtype=torch.int64, device=self.runner.device)
         self._table = np.zeros((config.max_running, self.context_length), np.int64)
         self._rows = list(range(config.max_running - 1, -1, -1))
         self._arrivals = 0
@@ -132,8 +132,8 @@ class Scheduler:
         for item in work:
             item.sequence.computed = item.start + item.n
         if batch.sampled:
-            logits = self.runner.logits(hidden[torch.from_numpy(batch.sample_rows)])
-            logits = logits[torch.from_numpy(batch.logit_rows)]
+            logits = self.runner.logits(hidden[torch.from_numpy(batch.sample_rows).to(hidden.device)])
+            logits = logits[torch.from_numpy(batch.logit_rows).to(hidden.device)]
             self.stats.forward_seconds += time.perf_counter() - started
             self._commit(batch.sampled, self._sample(batch.sampled, logits))
         self.stats.steps += 1
@@ -282,8 +282,8 @@ class Scheduler:
             if sequence.epoch == self.epoch and sequence.computed:
                 self._remember(sequence, sequence.computed)
             if sequence.want_routes and self.pool.routes is not None and sequence.computed == len(sequence) - 1:
-                slots = torch.from_numpy(self._table[sequence.row, : sequence.computed])
-                sequence.routed_experts = self.pool.routes[slots].to(torch.int32).numpy()
+                slots = torch.from_numpy(self._table[sequence.row, : sequence.computed]).to(self.pool.device)
+                sequence.routed_experts = self.pool.routes[slots].to(torch.int32).cpu().numpy()
             self._release(sequence)
         sequence.finish = finish
         self.events.append(sequence)
