@@ -7,8 +7,12 @@ export function number(value: Num | undefined, digits = 3): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return DASH;
   const size = Math.abs(value);
   if (size !== 0 && (size < 10 ** -digits || size >= 1e7)) return value.toExponential(2);
-  if (Number.isInteger(value) && size >= 1000) return value.toLocaleString("en");
-  return value.toLocaleString("en", { maximumFractionDigits: size >= 1000 ? 0 : size >= 100 ? 1 : digits });
+  return grouped(Number(value.toFixed(Number.isInteger(value) || size >= 1000 ? 0 : size >= 100 ? 1 : digits)));
+}
+
+/** A number with commas between thousands. The browser's own formatter takes 25 ms to begin with, before anything is drawn. */
+function grouped(value: number): string {
+  return String(value).replace(/^-?\d+/, (whole) => whole.replace(/\B(?=(\d{3})+$)/g, ","));
 }
 
 export function fixed(value: Num | undefined, digits = 2): string {
@@ -21,7 +25,7 @@ export function signed(value: Num | undefined, digits = 2): string {
 }
 
 export function count(value: Num | undefined): string {
-  return value === null || value === undefined ? DASH : Math.round(value).toLocaleString("en");
+  return value === null || value === undefined ? DASH : grouped(Math.round(value));
 }
 
 export function plural(n: number, one: string, many = `${one}s`): string {
