@@ -63,6 +63,7 @@ from relax_sdk.judge import Judge
 from relax_sdk.layout import LayoutConfig
 from relax_sdk.mask import MaskExplanation, explain_mask
 from relax_sdk.media import Audio, Image, MediaLimits, MediaRef, MediaStore, Video
+from relax_sdk.media_config import MediaConfig
 from relax_sdk.messages import AssistantMessage, ControlToken, Message, Text, ToolCall
 from relax_sdk.model_export import ExportedModel, export_model
 from relax_sdk.recorded import RecordedTrajectory, Trajectories, TrajectoryFilter
@@ -119,6 +120,7 @@ __all__ = [
     "Judge",
     "LayoutConfig",
     "MaskExplanation",
+    "MediaConfig",
     "MediaError",
     "MediaLimits",
     "MediaRef",

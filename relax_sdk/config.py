@@ -12,6 +12,7 @@ from relax_sdk.algorithm import AlgorithmConfig, OptimizerConfig
 from relax_sdk.errors import ConfigError
 from relax_sdk.field_checks import check_types, require
 from relax_sdk.layout import LayoutConfig
+from relax_sdk.media_config import MediaConfig
 
 Mode = Literal["async", "colocate"]
 EngineKind = Literal["embedded", "sglang", "vllm"]
@@ -280,6 +281,7 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     layout: LayoutConfig = field(default_factory=LayoutConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     autoscale: AutoscaleConfig = field(default_factory=AutoscaleConfig)

@@ -219,7 +219,7 @@ class Audio(Media):
 
 @dataclass(frozen=True)
 class Video(Media):
-    """A film: its pictures only. A soundtrack is ignored; give it as an `Audio` part beside the film."""
+    """A film: its pictures, and its sound only where a run has `media.use_audio_in_video`."""
 
     kind: ClassVar[Kind] = "video"
 

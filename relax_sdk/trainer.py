@@ -35,6 +35,7 @@ from relax_sdk.env import Env
 from relax_sdk.errors import ConfigError
 from relax_sdk.layout import LayoutConfig
 from relax_sdk.loading import refuse_while_importing
+from relax_sdk.media_config import MediaConfig
 from relax_sdk.origin import keep_origin, load_origin
 from relax_sdk.progress import Progress
 from relax_sdk.registry import EnvSpec, get_spec
@@ -50,6 +51,7 @@ SECTIONS: dict[str, type[Any]] = {
     "optimizer": OptimizerConfig,
     "training": TrainingConfig,
     "layout": LayoutConfig,
+    "media": MediaConfig,
     "eval": EvalConfig,
     "warmup": WarmupConfig,
     "autoscale": AutoscaleConfig,
@@ -84,9 +86,9 @@ class Trainer:
         provide: how the environment gets to the service. `host`: it stays in this process, and the service steps it, so the
             run waits while this program is away. `upload`: its code is sent. `installed`: the service has it. Default:
             `installed` for those that ship with Relax Gym, else `host`.
-        sampling, rollout, optimizer, training, layout, eval, warmup, autoscale, ray, tracking: a configuration object, or a
-            dictionary of the fields to change; what is left out comes from the environment's own defaults, and otherwise suits
-            a pretrained model or, for `relax/tiny-…`, random weights (`relax_sdk.defaults`). An object is taken as it is.
+        sampling, rollout, optimizer, training, layout, media, eval, warmup, autoscale, ray, tracking: a configuration object,
+            or a dictionary of the fields to change; what is left out comes from the environment's own defaults, and otherwise
+            suits a pretrained model or, for `relax/tiny-…`, random weights (`relax_sdk.defaults`). An object is taken as it is.
 
     Raises:
         ConfigError: a value outside its range, or settings that contradict each other.
@@ -118,6 +120,7 @@ class Trainer:
         optimizer: OptimizerConfig | Mapping[str, Any] | None = None,
         training: TrainingConfig | Mapping[str, Any] | None = None,
         layout: LayoutConfig | Mapping[str, Any] | None = None,
+        media: MediaConfig | Mapping[str, Any] | None = None,
         eval: EvalConfig | Mapping[str, Any] | None = None,
         warmup: WarmupConfig | Mapping[str, Any] | None = None,
         autoscale: AutoscaleConfig | Mapping[str, Any] | None = None,
@@ -134,6 +137,7 @@ class Trainer:
             optimizer=optimizer,
             training=training,
             layout=layout,
+            media=media,
             eval=eval,
             warmup=warmup,
             autoscale=autoscale,

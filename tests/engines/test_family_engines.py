@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from engine_contract import film, picture, sound
 from engine_reference import Reference
+from heard_films import heard_film
 from relax_server.engines.embedded.core import Prompt, Sequence
 from relax_server.engines.embedded.model import ModelRunner
 from relax_server.engines.embedded.prompts import PromptBuilder
@@ -69,6 +71,27 @@ def test_logprobs_are_those_of_transformers(reference: Reference) -> None:
         media = [m for m in parts if isinstance(m, Media)]
         gap = np.abs(reference.logprobs(item.prompt.ids, item.out_ids, media) - np.asarray(item.logprobs))
         assert gap.max() <= 2e-5, f"max {gap.max():.2e}"
+
+
+@pytest.mark.parametrize("name", [n for n, f in TABLE.items() if f.media is not None and f.media.audio_in_video])
+def test_films_that_are_heard_have_the_logprobs_of_transformers(name: str, tmp_path: Path) -> None:
+    shutil.copytree(resolve_model(TABLE[name].tiny), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "relax_media.json").write_text('{"use_audio_in_video": true}')
+    reference = Reference(tmp_path)
+    processor = reference.processor
+    parts: list[Media | str] = ["first", heard_film(), "then", picture(), "what?"]
+    prompt = asyncio.run(build(PromptBuilder(processor, None), parts))
+    runner = ModelRunner(processor.path, processor.hf_config, torch.float32, record_routes=False)
+    config = SchedulerConfig(capacity=8192, eos_ids=processor.eos_ids, banned_ids=processor.banned_ids, chunk=24)
+    scheduler = Scheduler(runner, config)
+    item = Sequence("r", 0, prompt, Sampling(ignore_eos=True, max_new_tokens=6), 0, lambda s: None)
+    with torch.inference_mode():
+        scheduler.add(item)
+        while scheduler.has_work:
+            scheduler.step()
+    media = [m for m in parts if isinstance(m, Media)]
+    gap = np.abs(reference.logprobs(prompt.ids, item.out_ids, media) - np.asarray(item.logprobs))
+    assert gap.max() <= 2e-5, f"max {gap.max():.2e}"
 
 
 def test_wire_and_expanded_ids_are_each_others_inverse(reference: Reference) -> None:

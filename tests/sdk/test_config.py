@@ -22,6 +22,7 @@ from relax_sdk.config import (
 )
 from relax_sdk.errors import ConfigError
 from relax_sdk.layout import LayoutConfig
+from relax_sdk.media_config import MediaConfig
 
 NAN = float("nan")
 BAD: list[tuple[type, str, Any, str]] = [
@@ -57,6 +58,9 @@ BAD: list[tuple[type, str, Any, str]] = [
     (LayoutConfig, "tp", 0, "1 or more"),
     (LayoutConfig, "ep", 2, "a divisor of tp * cp * dp = 1, over whose processes experts are divided"),
     (LayoutConfig, "vpp", 2, "1 where pp is 1: there is one stage only"),
+    (MediaConfig, "fps", 0.0, "above 0, or None"),
+    (MediaConfig, "max_frames", 1, "2 or more, or None"),
+    (MediaConfig, "use_audio_in_video", 1, "true or false"),
     (AlgorithmConfig, "advantage", "ppo", "dr_grpo, grpo, rloo, or 'package.module:function'"),
     (AlgorithmConfig, "credit", "token", "trajectory, turn"),
     (AlgorithmConfig, "clip_low", 1.0, "between 0 and 1"),

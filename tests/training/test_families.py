@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from heard_films import heard_film
 from relax_server.models.families import TABLE, family_of
 from relax_server.models.processor import Processor
-from training_data import answer, every_token, features_of, hf_logits, large_model, prompt, read, small_model
+from training_data import ITEMS, answer, every_token, features_of, hf_logits, large_model, prompt, read, small_model
 
 from relax_sdk import ConfigError
 
@@ -82,7 +83,10 @@ def compare(path: Path, out: Path) -> dict[str, Any]:
         hf.TensorNames.of(dict(theirs.state_dict()), "memory", family),
         [n for n, _ in loaded.model.named_parameters()],
     )
-    mine, other = hf.HfWeights(links, own), {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
+    mine, other = (
+        hf.HfWeights(links, own, loaded.model.place, loaded.whole),
+        {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None},
+    )
     largest = max(float(g.abs().max()) for g in other.values())
     gradients = {n: float((mine[n] - g).abs().max()) / largest for n, g in other.items()}
     write_folder(path, loaded.folder_weights(), out)
@@ -143,3 +147,55 @@ def test_mistral_with_a_sliding_window_is_refused_by_both_sides(worker, tmp_path
         worker.run(refuse, path)
     with pytest.raises(ConfigError, match=r"sliding_window = 64.*choose a model without it"):
         ModelRunner(path, AutoConfig.from_pretrained(path), torch.float32, record_routes=False)
+
+
+# ------------------------------------------------------------------------------------------------------- films that are heard
+
+
+def compare_heard(path: Path, data: bytes) -> dict[str, float]:
+    """Differences of logits and of every gradient, relative to their scale, of a conversation with a film and its sound."""
+    import torch
+    from relax_server.training.batch import make_batch, read_features
+    from relax_server.training.forest import pack
+    from relax_server.training.megatron import hf, parallel
+    from relax_server.training.megatron.build import load_model
+
+    from relax_sdk import Message, Text, Video
+
+    parallel.initialize(seed=0)
+    processor = Processor.load(path)
+    family, film = processor.family, Video.from_bytes(data)
+    parts = (Text("a"), ITEMS["image"], film, Text("then"))
+    rendered = processor.render([Message("user", parts)])
+    features = features_of(processor, rendered.media)
+    assert features[1].sound is not None
+    ids = processor.expand(rendered.ids, features) + answer(processor, "yes")
+    sample = every_token(ids, processor, rendered.media)
+    read_any = lambda ref: data if ref.sha256 == film.ref.sha256 else read(ref)
+    batch = make_batch([sample, sample], processor, read_features([sample], processor, read_any))
+    (forest,) = pack(batch, 100_000)
+    loaded = load_model(path, processor.hf_config)
+    theirs = family.model_class().from_pretrained(path).eval()
+    found = loaded.model.predictions(loaded.model(loaded.model.micro_batch(forest)))
+    ours = (found.hidden @ found.weight.t()).index_select(0, torch.from_numpy(forest.row[np.argsort(forest.entry)]))
+    wanted = hf_logits(theirs, processor, ids, features).index_select(0, torch.from_numpy(batch.trained.at - 1))
+    pull = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
+    (ours.log_softmax(-1) * pull).sum().backward()
+    (wanted.log_softmax(-1) * pull).sum().backward()
+    own = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in loaded.model.named_parameters()}
+    named = hf.TensorNames.of(dict(theirs.state_dict()), "memory", family)
+    links = hf.model_links(loaded.hf_config, named, list(own))
+    mine, other = hf.HfWeights(links, own, loaded.model.place, loaded.whole), dict(theirs.named_parameters())
+    largest = max(float(p.grad.abs().max()) for p in other.values() if p.grad is not None)
+    return {
+        "logits": float((ours - wanted).abs().max() / wanted.abs().max()),
+        "gradients": max(float((mine[n] - p.grad).abs().max()) for n, p in other.items() if p.grad is not None) / largest,
+    }
+
+
+@pytest.mark.parametrize("name", [n for n, f in TABLE.items() if f.media is not None and f.media.audio_in_video])
+def test_films_that_are_heard_have_the_logits_and_gradients_of_transformers(worker, tmp_path, name):
+    path = large_model(TABLE[name], tmp_path)
+    (path / "relax_media.json").write_text('{"use_audio_in_video": true}')
+    found = worker.run(compare_heard, path, heard_film().bytes())
+    assert max(found.values()) < 1e-5, found

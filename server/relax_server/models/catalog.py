@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from relax_sdk.errors import ConfigError
+from relax_sdk.media_config import MediaConfig
 from relax_server.models.families import TABLE, Family, MediaRule
+from relax_server.models.media_settings import with_media
 from relax_server.models.tokenizer import SPECIAL, byte_tokenizer
 
 FORMAT = 3
@@ -24,16 +26,22 @@ def cache_root() -> Path:
     return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "relax-gym"
 
 
-def resolve_model(name: str, seed: int = 0) -> Path:
+def resolve_model(name: str, seed: int = 0, media: MediaConfig | None = None) -> Path:
     """The folder of a model, building it first where it is a built-in one.
 
     Args:
         name: `relax/tiny-omni`, `relax/tiny-qwen3` or that of another family, `relax/smollm2-135m`, or a folder.
         seed: of the random weights of the tiny models.
+        media: settings that a folder of its own states, which has links to the model's files; None: the model's own.
 
     Raises:
-        ConfigError: unknown name, or a folder without `config.json`.
+        ConfigError: unknown name, a folder without `config.json`, or a model that does not take what `media` is about.
     """
+    folder = _folder_of(name, seed)
+    return folder if media is None else with_media(folder, media, cache_root() / "models")
+
+
+def _folder_of(name: str, seed: int) -> Path:
     if name in BUILDERS:
         folder = cache_root() / "models" / f"{name.split('/')[1]}-v{FORMAT}{'' if name == SMOLLM2 else f'-seed{seed}'}"
         if not (folder / "config.json").exists():

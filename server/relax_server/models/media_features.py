@@ -16,6 +16,7 @@ import numpy as np
 from relax_sdk.errors import ConfigError, MediaError
 from relax_sdk.measuring import film_size, sound_length
 from relax_sdk.media import MediaRef, decode_audio, decode_image, decode_video
+from relax_sdk.soundtrack import decode_soundtrack
 from relax_server.models.media_item import NO_TENSOR, Kind, MediaFeatures
 from relax_server.models.processor_config import RESAMPLE, FrameSampling, PatchSettings, ProcessorConfig
 
@@ -53,6 +54,19 @@ class FeatureExtractor:
         Raises:
             MediaError: damaged, empty, not finite, or not of a shape that the model's processor takes.
         """
+        made = self._made(data, kind)
+        self._check_tokens(made)
+        return made
+
+    def _check_tokens(self, made: MediaFeatures) -> None:
+        most = self.config.max_tokens
+        if most is not None and made.n_tokens > most:
+            raise MediaError(
+                f"this {made.kind} has {made.n_tokens} tokens, more than media.max_tokens = {most}; give a shorter one, or a "
+                "higher limit"
+            )
+
+    def _made(self, data: bytes, kind: Kind) -> MediaFeatures:
         if kind == "audio" and self.rule.audio is not None:
             return self._audio(decode_audio(data, self.config.audio.sampling_rate))
         if kind == "image":
@@ -69,6 +83,11 @@ class FeatureExtractor:
         Raises:
             MediaError: damaged, empty, or not of a shape that the model's processor takes.
         """
+        made = self._outline(data, ref)
+        self._check_tokens(made)
+        return made
+
+    def _outline(self, data: bytes, ref: MediaRef) -> MediaFeatures:
         if ref.kind == "audio":
             length = sound_length(data, self.config.audio.sampling_rate)
             return MediaFeatures("audio", NO_TENSOR, self._count(self._mel_frames(length)[1]))
@@ -76,14 +95,16 @@ class FeatureExtractor:
             settings = self.config.image
             size = settled_size("image", ref.height, ref.width, settings, settings.max_pixels)
             return _outlined("image", 1, *size, settings, None)
-        if ref.kind == "video":
+        if ref.kind == "video" and not self.config.hears_films:
             sampler = _Sampler(self.config.sampling)
             n, height, width, fps = film_size(data, sampler)
             settings = self.config.video
-            size = self._film_size(n, height, width)
+            size = self.film_shape(n, height, width)
             made = _outlined("video", n, *size, settings, settings.temporal / fps)
             return replace(made, times=self._times(sampler))
-        return replace(self(data, ref.kind), tensor=NO_TENSOR)
+        made = self._made(data, ref.kind)
+        sound = None if made.sound is None else replace(made.sound, tensor=NO_TENSOR)
+        return replace(made, tensor=NO_TENSOR, sound=sound)
 
     def _audio(self, wave: np.ndarray) -> MediaFeatures:
         settings = self.config.audio
@@ -119,8 +140,13 @@ class FeatureExtractor:
     def _video(self, data: bytes) -> MediaFeatures:
         settings, sampler = self.config.video, _Sampler(self.config.sampling)
         frames, fps = decode_video(data, sample=sampler)
-        size = self._film_size(*frames.shape[:3])
-        return replace(_visual(frames, "video", settings, size, settings.temporal / fps), times=self._times(sampler))
+        size = self.film_shape(*frames.shape[:3])
+        seen = replace(_visual(frames, "video", settings, size, settings.temporal / fps), times=self._times(sampler))
+        wave = decode_soundtrack(data, self.config.audio.sampling_rate) if self.config.hears_films else None
+        if wave is None:
+            return seen
+        sound = self._audio(wave)
+        return replace(seen, sound=sound, n_tokens=seen.n_tokens + sound.n_tokens)
 
     def _times(self, sampler: _Sampler) -> tuple[float, ...] | None:
         """Seconds at which each temporal patch is shown: between those of its first and its last frame."""
@@ -133,12 +159,19 @@ class FeatureExtractor:
         seconds = [index / sampler.fps for index in frames]
         return tuple((seconds[i] + seconds[i + n - 1]) / 2 for i in range(0, len(seconds), n))
 
-    def _film_size(self, n: int, height: int, width: int) -> tuple[int, int]:
+    def film_shape(self, n: int, height: int, width: int) -> tuple[int, int]:
         """Height and width at which each of n frames is given to the tower."""
-        settings = self.config.video
+        settings, tokens = self.config.video, self.config.max_tokens
         if not self.config.sampling.evenly or not settings.do_resize:
-            return settled_size("video", height, width, settings, self.most_pixels(n))
-        return fit_film(n, height, width, settings, self._most_of_film(n))
+            most = self.most_pixels(n)
+            if tokens is not None:
+                settings = settings.at_most(tokens, n)
+            return settled_size("video", height, width, settings, min(most, settings.max_pixels))
+        most = self._most_of_film(n)
+        if tokens is not None:
+            most = min(most, settings.at_most(tokens, n).max_pixels * max(n, settings.temporal))
+            settings = replace(settings, min_pixels=min(settings.min_pixels, most // 4))
+        return fit_film(n, height, width, settings, most)
 
     def _most_of_film(self, n: int) -> int:
         """Pixels that n frames may have together."""

@@ -91,3 +91,48 @@ def run(id: int, positions: np.ndarray, after: float | None = None) -> Placed:
 def steps(n: int) -> np.ndarray:
     """Positions of n tokens that are counted as text, float32 [3, n]."""
     return np.broadcast_to(np.arange(n, dtype=np.float32), (3, n))
+
+
+def heard_film(
+    item: MediaFeatures,
+    tokens: MediaTokens,
+    positions: np.ndarray,
+    order: np.ndarray,
+    ends: tuple[float, float],
+    after: float,
+) -> Placed:
+    """A film whose sound is between its frames, with the brackets of a sound around both.
+
+    Args:
+        item: with its sound.
+        tokens: of the model.
+        positions: float32 [3, n], those of the film's tokens and then of its sound's.
+        order: int64 [n], which of them is each token.
+        ends: positions of the brackets.
+        after: position of the next token.
+    """
+    ids = np.full(item.n_tokens, tokens.placeholders["audio"], np.int64)
+    ids[: item.n_visual] = tokens.placeholders["video"]
+    first, last = (np.full((3, 1), end, np.float32) for end in ends)
+    return Placed(
+        ids=np.concatenate([[tokens.audio[0]], ids[order], [tokens.audio[1]]]),
+        rows=np.concatenate([[-1], order, [-1]]),
+        positions=np.concatenate([first, positions[:, order], last], 1),
+        after=after,
+    )
+
+
+def collapse_heard(ids: Sequence[int], tokens: MediaTokens) -> list[int]:
+    """Make one placeholder of each film that is heard: of all between the bracket around it and the one that closes it."""
+    start, end = tokens.vision
+    out: list[int] = []
+    at = 0
+    while at < len(ids):
+        out.append(ids[at])
+        at += 1
+        if out[-1] == start and at < len(ids) and ids[at] == tokens.audio[0]:
+            close = next((i for i in range(at, len(ids) - 1) if ids[i] == tokens.audio[1] and ids[i + 1] == end), None)
+            if close is not None:
+                out.append(tokens.placeholders["video"])
+                at = close + 1
+    return out

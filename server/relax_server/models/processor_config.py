@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from relax_sdk.errors import ConfigError, MediaError
+from relax_sdk.media_config import MediaConfig
+from relax_server.models.media_settings import read_settings
 
 Filter = Literal["torchvision", "pillow"]
 
@@ -75,6 +77,17 @@ class PatchSettings:
     scale: float
     """A pixel's value is multiplied by this first; 1 without rescaling."""
 
+    def at_most(self, tokens: int, frames: int | None = None) -> PatchSettings:
+        """These settings for items of at most so many tokens.
+
+        Args:
+            tokens: of the item.
+            frames: of a film, all of which have the same size; None: the item is one picture.
+        """
+        spans = 1 if frames is None else -(-frames // self.temporal)
+        most = min(self.max_pixels, tokens // spans * (self.patch * self.merge) ** 2)
+        return replace(self, max_pixels=most, min_pixels=min(self.min_pixels, most // 4))  # sides are rounded up to it
+
     @classmethod
     def read(cls, raw: dict[str, Any], size: dict[str, int], filter: Filter, file: str) -> PatchSettings:
         """Settings from the JSON of one processor.
@@ -125,6 +138,8 @@ class FrameSampling:
     min_frames: int
     max_frames: int
     temporal: int
+    bounded: bool = False
+    """Whether a run limits the frames, also of films that would be taken whole."""
     evenly: bool = False
     """Whether frames are spread evenly over a film, as `Qwen3VLVideoProcessor` does."""
 
@@ -139,6 +154,8 @@ class FrameSampling:
             MediaError: `num_frames` is more than the film has, or frames per second are asked of a film that states none.
         """
         wanted = self._spread(count, fps) if self.evenly else self._wanted(count, fps)
+        if wanted is None and self.bounded and count > self.max_frames:
+            wanted = self.max_frames // self.temporal * self.temporal
         if wanted is None:
             return range(count)
         if self.evenly:
@@ -217,6 +234,26 @@ class ProcessorConfig:
     """Whether a frame is also limited to its share of `max_video_tokens`."""
     max_video_tokens: int
     audio: AudioSettings
+    max_tokens: int | None = None
+    """Tokens of one item, at most."""
+    hears_films: bool = False
+    """Whether a film's sound is heard with it."""
+
+    def limited(self, media: MediaConfig) -> ProcessorConfig:
+        """These settings within the limits of a run."""
+        image, sampling = self.image, self.sampling
+        frames = [n for n in (sampling.max_frames, media.max_frames) if n is not None]
+        if media.max_tokens is not None:
+            image = image.at_most(media.max_tokens)
+            frames.append(media.max_tokens * sampling.temporal)  # each temporal patch has a token at least
+        if media.fps is not None:
+            sampling = replace(sampling, enabled=True, fps=media.fps, num_frames=None)
+        most = max(sampling.temporal, min(frames))
+        if media.max_frames is not None or media.max_tokens is not None:
+            fewest = min(sampling.min_frames, most)
+            number = None if sampling.num_frames is None else min(sampling.num_frames, most)
+            sampling = replace(sampling, max_frames=most, min_frames=fewest, num_frames=number, bounded=True)
+        return replace(self, image=image, sampling=sampling, max_tokens=media.max_tokens, hears_films=media.use_audio_in_video)
 
     @property
     def digest(self) -> str:
@@ -264,7 +301,7 @@ class ProcessorConfig:
             cap_pixels_per_frame=bool(video.get("cap_pixels_per_frame")),
             max_video_tokens=video.get("max_video_tokens", 128_000),
             audio=_audio(folder, audio),
-        )
+        ).limited(read_settings(folder))
 
     def check_model(self, folder: Path, vision: Any, audio: Any) -> None:
         """Compare with the towers that take the features.

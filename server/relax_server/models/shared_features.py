@@ -46,6 +46,7 @@ class SharedFeatures:
             with safe_open(self._file(sha256, kind), framework="numpy") as file:
                 note = file.metadata() or {}
                 tensor = file.get_tensor("tensor")
+                heard = file.get_tensor("sound") if "sound" in note else None
         except (OSError, SafetensorError):
             return None
         grid = None
@@ -54,7 +55,8 @@ class SharedFeatures:
             grid = time, height, width
         second = float(note["second_per_grid"]) if "second_per_grid" in note else None
         times = tuple(map(float, note["times"].split())) if "times" in note else None
-        return MediaFeatures(kind, tensor, int(note["n_tokens"]), grid, second, times)
+        sound = None if heard is None else MediaFeatures("audio", heard, int(note["sound"]))
+        return MediaFeatures(kind, tensor, int(note["n_tokens"]), grid, second, times, sound)
 
     def put(self, sha256: str, features: MediaFeatures) -> None:
         """Share an item; where there is no room it is not shared."""
@@ -64,19 +66,23 @@ class SharedFeatures:
             note["grid"] = " ".join(map(str, features.grid))
         if features.second_per_grid is not None:
             note["second_per_grid"] = repr(features.second_per_grid)
+        tensors = {"tensor": features.tensor}
+        if features.sound is not None:
+            tensors["sound"] = features.sound.tensor
+            note["sound"] = str(features.sound.n_tokens)
         if features.times is not None:
             note["times"] = " ".join(map(repr, features.times))
         partial = file.with_name(f".{file.name}.{os.getpid()}")
         try:
-            save_file({"tensor": np.ascontiguousarray(features.tensor)}, partial, note)
+            save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, partial, note)
             partial.replace(file)
         except (OSError, SafetensorError):
             with contextlib.suppress(OSError):
                 partial.unlink()
             return
         if file not in self._mine:
-            self._mine[file] = features.tensor.nbytes
-            self._bytes += features.tensor.nbytes
+            self._mine[file] = sum(tensor.nbytes for tensor in tensors.values())
+            self._bytes += self._mine[file]
         while self._bytes > self._max_bytes and len(self._mine) > 1:
             old, size = self._mine.popitem(last=False)
             self._bytes -= size

@@ -122,7 +122,7 @@ async def _with_endpoint(job: Job, plan: EvalPlan, journal: Journal, tell: Tell)
 async def _with_engine(job: Job, plan: EvalPlan, journal: Journal, tell: Tell) -> AsyncIterator[Evaluator]:
     """Start an engine with the plan's weights, and what plays with it."""
     config = job.config
-    base = resolve_model(config.model, config.seed)
+    base = resolve_model(config.model, config.seed, config.media)
     store, processor = MediaStore(RunLayout(job.folder).media), Processor.load(base)
     async with contextlib.AsyncExitStack() as stack:
         agent: Agent | None = None

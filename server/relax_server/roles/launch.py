@@ -50,7 +50,9 @@ async def make_controller(job: Job, observer: Observer, placement: Placement | N
         trackers = make_trackers(job.config.tracking)
         record = RunRecord(job, observer, await asyncio.to_thread(lambda: gives_examples(job.spec.load())), trackers)
         record.started(restarted)
-        model = await asyncio.to_thread(resolve_model, job.config.model, job.config.seed)  # it may have to be built
+        model = await asyncio.to_thread(
+            resolve_model, job.config.model, job.config.seed, job.config.media
+        )  # it may have to be built
         model = await asyncio.to_thread(placement.model, model, job.folder)
         return Controller(job, record, placement, journal, claim, model, placement.exchange(job.folder))
     except BaseException as error:

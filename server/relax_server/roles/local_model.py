@@ -72,7 +72,7 @@ class LocalModel:
         trained = RunLayout(job.folder).weights
         if not trained.exists():
             raise RunError(f"{job.folder} has no trained weights yet (no {trained.name}/ folder)")
-        base = resolve_model(job.config.model, job.config.seed)
+        base = resolve_model(job.config.model, job.config.seed, job.config.media)
         placement = LocalPlacement()
         tell("starting an engine")
         self._engine = await start_engine(job, placement, trained, job.config.steps, train=False, stage=tell)

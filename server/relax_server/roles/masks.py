@@ -19,7 +19,7 @@ def explain_mask(config: RunConfig, layout: RunLayout, episode: str) -> MaskExpl
     with open_records(config, layout) as journal:
         group, trained = journal.group_row(trajectory.group_id), journal.trained(trajectory.group_id)
     found = explain(trajectory, group, trained)
-    return told(trajectory.id, found, Processor.load(resolve_model(config.model, config.seed)))
+    return told(trajectory.id, found, Processor.load(resolve_model(config.model, config.seed, config.media)))
 
 
 def told(id: str, found: Explanation, processor: Processor) -> MaskExplanation:

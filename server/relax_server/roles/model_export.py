@@ -46,7 +46,7 @@ def export_model(config: RunConfig, layout: RunLayout, request: ModelExport) -> 
     checkpoint = find_checkpoint(layout, request.checkpoint)
     asked = {
         "run": str(layout.folder),
-        "model": str(resolve_model(config.model, config.seed)),
+        "model": str(resolve_model(config.model, config.seed, config.media)),
         "checkpoint": str(checkpoint),
         "to": str(request.to),
         "shard_size": request.shard_size,

@@ -39,7 +39,7 @@ async def replay_episode(job: Job, episode: str, model: str | None, tell: Tell) 
         raise ConfigError(f"{recorded.id}: no tokens of answers are recorded ({recorded.error or recorded.status})")
     agent = require_function(job.agent, recorded.id)
     tell("playing the environment")
-    processor = Processor.load(resolve_model(config.model, config.seed))
+    processor = Processor.load(resolve_model(config.model, config.seed, config.media))
     task = task_of(job, recorded, task_splits(job.spec.load_tasks()))
     now, group_rewards = await play_again(job.spec, config, processor, agent, recorded, task)
     differences, notes, tokens = compare(recorded, now, processor, group_rewards), [], None
@@ -128,7 +128,7 @@ def weights_of(job: Job, recorded: Trajectory, model: str) -> tuple[Path, int | 
     layout, config = RunLayout(job.folder), job.config
     kept: dict[int, Path] = {}
     if config.warmup.steps == 0:
-        kept[0] = resolve_model(config.model, config.seed)
+        kept[0] = resolve_model(config.model, config.seed, config.media)
     elif layout.reference.exists():
         kept[0] = layout.reference
     if layout.weights.exists():

@@ -42,7 +42,7 @@ async def rescore(job: Job, wanted: TrajectoryFilter, movers: int, tell: Tell) -
     """
     config, layout = job.config, RunLayout(job.folder)
     agent = require_function(job.agent, f"{layout.folder.name}")
-    processor = Processor.load(resolve_model(config.model, config.seed))
+    processor = Processor.load(resolve_model(config.model, config.seed, config.media))
     threads, skipped = CallThreads("replay", THREADS), Counter[str]()
     scores: list[ScoreChange] = []
     examples: list[str] = []

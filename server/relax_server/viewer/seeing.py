@@ -62,11 +62,12 @@ def see(extractor: FeatureExtractor, path: Path, kind: str, out: Path) -> dict[s
         told = {"sampling_rate": config.audio.sampling_rate, "samples": len(wave), "wave": f"{out.name}.wav"}
         return {"kind": kind, **told, "features": {"shape": shape}}
     if kind == "image":
-        frames, fps, settings, most = decode_image(data)[None], None, config.image, config.image.max_pixels
+        frames, fps, settings = decode_image(data)[None], None, config.image
+        height, width = settled_size(kind, *frames.shape[1:3], settings, settings.max_pixels)
     else:
         frames, fps = decode_video(data, sample=config.sampling)
-        settings, most = config.video, extractor.most_pixels(len(frames))
-    height, width = settled_size(kind, frames.shape[1], frames.shape[2], settings, most)
+        settings = config.video
+        height, width = extractor.film_shape(*frames.shape[:3])
     seen = resize(frames, height, width, settings)
     shown = np.unique(np.linspace(0, len(seen) - 1, min(FRAMES, len(seen))).round().astype(int)).tolist()
     names = [_png(seen[index], out.with_name(f"{out.name}-{number}.png")) for number, index in enumerate(shown)]

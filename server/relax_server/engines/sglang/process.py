@@ -18,6 +18,7 @@ from relax_server.engines.venv import clean_environment
 from relax_server.models.catalog import resolve_model
 from relax_server.models.families import require_served
 from relax_server.models.layout import architecture
+from relax_server.models.media_settings import read_settings
 
 PLUGIN = "relax_server.engines.sglang.plugin"
 OMNI = "Qwen3OmniMoeThinkerForConditionalGeneration"
@@ -59,6 +60,10 @@ class SglangProcess(ForeignProcess):
         began = time.monotonic()
         model = resolve_model(self._model)
         require_served(model, "sglang")
+        if read_settings(model).use_audio_in_video:
+            raise ConfigError(
+                "media.use_audio_in_video = True: engine='sglang' does not hear films here; use engine='embedded'"
+            )
         self._progress("looking for SGLang")
         environment = await look(find_python(self._settings.python))
         if environment.version != VERSION and not environment.cuda:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from relax_server.models.families.base import Family, MediaRule, Tower, Whole
 from relax_server.models.families.tiny import audio_config, mrope_text, vision_config
 from relax_server.models.media_item import MediaFeatures
-from relax_server.models.media_places import MediaTokens, Placed, grid_block, run, steps
+from relax_server.models.media_places import MediaTokens, Placed, collapse_heard, grid_block, heard_film, run, steps
 
 MODELING = "qwen2_5_omni.modeling_qwen2_5_omni"
 
@@ -28,7 +29,30 @@ def place(item: MediaFeatures, config: Any, tokens: MediaTokens) -> Placed:
         return run(id, steps(item.n_tokens))
     pace = config.position_id_per_seconds * (item.second_per_grid if item.second_per_grid is not None else 1)
     times = np.floor(np.arange(item.grid[0], dtype=np.float32) * np.float32(pace))
-    return run(id, grid_block(item, config.vision_config.spatial_merge_size, times))
+    block = grid_block(item, config.vision_config.spatial_merge_size, times)
+    if item.sound is None:
+        return run(id, block)
+    size = int(config.position_id_per_seconds * config.seconds_per_chunk)
+    sound = steps(item.sound.n_tokens)
+    chunks = list(zip_longest(_chunks(block[0], size), _chunks(sound[0], size), fillvalue=(0, 0)))
+    n = item.n_visual
+    order = np.concatenate([part for (a, b), (c, d) in chunks for part in (np.arange(a, b), np.arange(n + c, n + d))])
+    both = np.concatenate([block, sound], 1)
+    (a, b), (c, d) = chunks[-1]
+    end = float(sound[0, d - 1] if d > c else block[:, a:b].max()) + 1
+    return heard_film(item, tokens, both, order, (-1.0, end), end)  # both brackets of an end have the same position
+
+
+def _chunks(times: np.ndarray, size: int) -> list[tuple[int, int]]:
+    """Ranges of tokens that are shown or heard within the same `size` positions, one after the other; a token that is several
+    ranges later begins the next."""
+    out: list[tuple[int, int]] = []
+    start = 0
+    for i, time in enumerate(times):
+        if time >= (len(out) + 1) * size:
+            out.append((start, i))
+            start = i
+    return [*out, (start, len(times))]
 
 
 def tiny_config(ids: Mapping[str, int], vocabulary: int) -> dict[str, Any]:
@@ -63,7 +87,9 @@ QWEN2_5_OMNI = Family(
         audio=Tower(MODELING, "Qwen2_5OmniAudioEncoder", "audio_config", "conv1.weight"),
         mrope="blocks",
         place=place,
+        collapse=collapse_heard,
         audio_tokens=audio_tokens,
+        audio_in_video=True,
         padded_sounds=True,
     ),
     whole=Whole("qwen2_5_omni", files=("spk_dict.pt",)),

@@ -10,7 +10,7 @@ import numpy as np
 from relax_server.models.families.base import Family, MediaRule, Tower, Whole
 from relax_server.models.families.tiny import EXPERTS, audio_config, mrope_text, vision_config
 from relax_server.models.media_item import MediaFeatures
-from relax_server.models.media_places import MediaTokens, Placed, grid_block, run, steps
+from relax_server.models.media_places import MediaTokens, Placed, collapse_heard, grid_block, heard_film, run, steps
 
 MODELING = "qwen3_omni_moe.modeling_qwen3_omni_moe"
 
@@ -31,7 +31,15 @@ def place(item: MediaFeatures, config: Any, tokens: MediaTokens) -> Placed:
         return run(id, steps(item.n_tokens))
     pace = config.position_id_per_seconds * (item.second_per_grid if item.second_per_grid is not None else 1)
     times = np.arange(item.grid[0], dtype=np.float32) * np.float32(pace)
-    return run(id, grid_block(item, config.vision_config.spatial_merge_size, times))
+    block = grid_block(item, config.vision_config.spatial_merge_size, times)
+    if item.sound is None:
+        return run(id, block)
+    both = np.concatenate([block, steps(item.sound.n_tokens)], 1) + np.float32(1)  # after the bracket
+    order = np.argsort(both[0], kind="stable")  # a frame before the sound of the same time
+    is_sound = order >= item.n_visual
+    tail = order[int(np.flatnonzero(is_sound != is_sound[-1])[-1]) + 1 :]  # what is left when the other has ended
+    end = float(both[:, tail].max()) + 1
+    return heard_film(item, tokens, both, order, (0.0, end), end + 1)
 
 
 def tiny_config(ids: Mapping[str, int], vocabulary: int) -> dict[str, Any]:
@@ -65,7 +73,9 @@ QWEN3_OMNI = Family(
         audio=Tower(MODELING, "Qwen3OmniMoeAudioEncoder", "audio_config", "conv2d1.weight"),
         mrope="interleaved",
         place=place,
+        collapse=collapse_heard,
         audio_tokens=audio_tokens,
+        audio_in_video=True,
     ),
     whole=Whole("qwen3_omni_moe"),
     sglang="tested",

@@ -213,10 +213,7 @@ def _write(files: list[TensorFile], weights: Weights, what: str, durable: bool) 
         if parallel.leads():
             for file in files:
                 file.begin()
-    if isinstance(weights, (HfWeights, WithUntrained)):
-        pieces = weights.pieces()
-    else:
-        pieces = ((name, (), weights[name]) for name in of)
+    pieces = weights.pieces() if isinstance(weights, (HfWeights, WithUntrained)) else ((name, (), weights[name]) for name in of)
     with _together(what, folder), contextlib.ExitStack() as opened:
         streams: dict[Path, BinaryIO] = {}
         for name, at, piece in pieces:

@@ -54,23 +54,26 @@ class MediaInputs:
                 and every sound is computed as if it were alone.
             device: where to put them.
         """
-        visual, by_length = _arrange(forest.media, chunk)
+        parts = [part for m in forest.media for part in (m, m.sound) if part is not None]
+        visual, by_length = _arrange(parts, chunk)
         order = visual + [i for group in by_length.values() for i in group]
-        start = np.zeros(len(forest.media), np.int64)
-        start[order] = np.cumsum([0] + [forest.media[i].n_tokens for i in order[:-1]])
-        is_sound = np.array([m.grid is None for m in forest.media], bool)[forest.media_item]
+        sizes = [p.n_visual if p.grid is not None else p.n_tokens for p in parts]
+        start = np.zeros(len(parts), np.int64)
+        start[order] = np.cumsum([0] + [sizes[i] for i in order[:-1]])
+        part, offset = _parts_of(forest)
+        is_sound = np.array([p.grid is None for p in parts], bool)[part]
         arrange = np.argsort(is_sound, kind="stable")
         sounds = []
         for group in by_length.values():
-            frames = np.concatenate([forest.media[i].tensor for i in group], 1)
-            lengths = np.array([forest.media[i].tensor.shape[1] for i in group])
+            frames = np.concatenate([parts[i].tensor for i in group], 1)
+            lengths = np.array([parts[i].tensor.shape[1] for i in group])
             sounds.append(Sounds(_tensor(frames, device), _tensor(lengths, device)))
         return cls(
             tokens=_tensor(forest.media_token[arrange], device),
-            rows=_tensor((start[forest.media_item] + forest.media_offset)[arrange], device),
+            rows=_tensor((start[part] + offset)[arrange], device),
             n_visual=int((~is_sound).sum()),
-            patches=_tensor(np.concatenate([forest.media[i].tensor for i in visual]), device) if visual else None,
-            grid=_tensor(np.array([forest.media[i].grid for i in visual]), device) if visual else None,
+            patches=_tensor(np.concatenate([parts[i].tensor for i in visual]), device) if visual else None,
+            grid=_tensor(np.array([parts[i].grid for i in visual]), device) if visual else None,
             sounds=sounds,
         )
 
@@ -185,6 +188,17 @@ class MicroBatch(PackedSeqParams):
             deep_tokens=visual[here] - first,
             deep_rows=here.nonzero()[:, 0],
         )
+
+
+def _parts_of(forest: Forest) -> tuple[np.ndarray, np.ndarray]:
+    """Part of a forest's media that each placeholder is of, and its row there; the parts are the items, and after each film its
+    sound."""
+    heard = np.array([m.sound is not None for m in forest.media], np.int64)
+    first = np.arange(len(heard)) + np.cumsum(heard) - heard
+    seen = np.array([m.n_visual for m in forest.media], np.int64)
+    item, offset = forest.media_item, forest.media_offset
+    of_sound = (heard[item] > 0) & (offset >= seen[item])
+    return first[item] + of_sound, np.where(of_sound, offset - seen[item], offset)
 
 
 def _arrange(media: Sequence[MediaFeatures], chunk: int) -> tuple[list[int], dict[int, list[int]]]:
