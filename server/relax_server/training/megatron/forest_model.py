@@ -55,7 +55,7 @@ class ForestModel(MegatronModule):
         self.pre_process, self.post_process = parallel.is_first_stage(), parallel.is_last_stage()
         self.share_embeddings_and_output_weights = bool(hf_config.tie_word_embeddings)
         self.moe_layers = moe_layers(c)
-        """Of each decoder layer of the whole model, whether it is a mixture of experts."""
+        """Whether each decoder layer of the whole model is a mixture of experts."""
         self.device = device
         self.flex = False
         """Layers attend by FlexAttention."""

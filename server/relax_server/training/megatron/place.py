@@ -35,7 +35,7 @@ class Place:
     expert_tensor: tuple[int, int] = (0, 1)
     expert: tuple[int, int] = (0, 1)
     writes: bool = True
-    """Of the ranks with equal parts of what is not an expert, this one writes them."""
+    """Whether this rank writes what is no expert, of all that have equal parts of it."""
     writes_experts: bool = True
 
     @classmethod
