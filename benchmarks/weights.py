@@ -1,11 +1,14 @@
 """How long does generation stand still while an engine takes new weights, for models of 1.5M, 135M and 600M parameters?
 
-    python -m benchmarks.weights [--times 5] [--sglang .venv-sglang/bin/python] [--models …]
+    python -m benchmarks.weights [--times 5] [--sglang .venv-sglang/bin/python] [--models …] [--rank 16]
 
 The weights are a folder in shared memory, as the trainer of a run puts them out. While one answer is streamed, token by token,
 the engine is told to load them, several times. *Paused* is what the longest gap between two tokens around an update is longer
 than the usual one; *update* is from the command to its answer. Generation is to stand still for at most 2% of a step, so
 *a step takes at least* is 50 times the pause: shorter steps miss the bar.
+
+With `--rank` the embedded engine is sent adapters of that rank as well, on attention, MLP and experts, which it merges into its
+base: *times fewer* says how many times the file of all weights is larger than theirs.
 
 The 600M model is a randomly initialised Qwen3 with the byte tokenizer; its size is what counts here.
 """
@@ -29,8 +32,10 @@ from relax_server.engines.base import GenerateRequest
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.kinds import connect, process_of
 from relax_server.engines.settings import EngineSettings
+from relax_server.models.adapter_files import Adapters, fingerprint, write_adapters
 from relax_server.models.catalog import SMOLLM2, resolve_model
 from relax_server.models.tokenizer import byte_tokenizer
+from relax_server.models.weight_files import FolderWeights
 
 from benchmarks.report import save
 from relax_sdk.config import EngineKind, SamplingParams
@@ -134,19 +139,40 @@ async def updates(kind: EngineKind, name: str, model: Path, weights: Path, times
     return {figure: statistics.median(run[figure] for run in seen) for figure in seen[0]}
 
 
+def whole_size(model: Path) -> int:
+    """Bytes of all weights of a model."""
+    return sum(file.stat().st_size for file in model.glob("*.safetensors"))
+
+
+def write_random_adapters(model: Path, folder: Path, rank: int, dtype: str) -> None:
+    """Adapters on every projection of the decoder, of the sizes that a run with `lora.rank` publishes; B is not zero."""
+    import torch
+
+    shapes = FolderWeights(model).shapes
+    words = tuple(f".{word}_proj.weight" for word in ("q", "k", "v", "o", "gate", "up", "down"))
+    towers = ("visual.", "audio_tower.")
+    layers = [name for name in shapes if name.endswith(words) and not name.startswith(towers)]
+    made = lambda *shape: 0.01 * torch.randn(*shape, dtype=getattr(torch, dtype))
+    pairs = {name.removesuffix(".weight"): (made(rank, shapes[name][1]), made(shapes[name][0], rank)) for name in layers}
+    write_adapters(Adapters(pairs, {}, 32 / rank, fingerprint(model)), folder)
+
+
 def row(kind: EngineKind, name: str, model: Path, weights: Path, times: int, **settings: Any) -> dict[str, Any]:
     """One row of the table."""
     size = sum(file.stat().st_size for file in weights.glob("*.safetensors")) / 1e6
     middle = asyncio.run(updates(kind, name, model, weights, times, **settings))
+    middle = {"times fewer": whole_size(model) / 1e6 / size, **middle}
     derived = {"MB/s": size / middle["update, s"], "a step takes at least, s": middle["paused, s"] / SHARE}
-    return {"model": name, "engine": kind, "file MB": size} | middle | derived
+    return {"model": name, "engine": kind, "what": "all weights", "file MB": size} | middle | derived
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--rank", type=int, nargs="*", default=[16], help="of adapters, which embedded engines are sent too")
     parser.add_argument("--sglang", type=Path, help="python of an environment with SGLang 0.5.23: make .venv-sglang")
+    parser.add_argument("--name", default="weights", help="of the file of results")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name in args.models:
@@ -155,10 +181,15 @@ def main() -> None:
             model = large(folder / "model") if name == QWEN3_600M else resolve_model(name)
             with in_shared_memory(model, name) as weights:
                 rows.append(row("embedded", name, model, weights, args.times))
+                for rank in args.rank:
+                    adapters = weights / f"rank{rank}"
+                    write_random_adapters(model, adapters, rank, MODELS[name])
+                    rows.append(row("embedded", name, model, adapters, args.times) | {"what": f"adapters, rank {rank}"})
                 if args.sglang is not None:
                     more = {"python": args.sglang, "flags": ["--context-length", "4096"]}
                     rows.append(row("sglang", name, model, weights, args.times, **more))
-        save("weights", rows, bars={"share of a step": SHARE}, times=args.times)
+        bars = {"share of a step": SHARE, "adapters, times fewer bytes": 20}
+        save(args.name, rows, bars=bars, times=args.times)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ from relax_sdk.session import Agent, Session, StepOutcome
 from relax_sdk.tools import ToolResult, tool
 from relax_sdk.trainer import Trainer
 from relax_sdk.trajectory import Group, Sample, Status, Trajectory, Turn
+from relax_sdk.tuning import LoraConfig, TowersConfig
 
 __version__ = "0.1.0"
 
@@ -119,6 +120,7 @@ __all__ = [
     "JournalError",
     "Judge",
     "LayoutConfig",
+    "LoraConfig",
     "MaskExplanation",
     "MediaConfig",
     "MediaError",
@@ -152,6 +154,7 @@ __all__ = [
     "TokenError",
     "ToolCall",
     "ToolResult",
+    "TowersConfig",
     "TrackingConfig",
     "Trainer",
     "TrainingConfig",

@@ -13,6 +13,7 @@ from relax_sdk.errors import ConfigError
 from relax_sdk.field_checks import check_types, require
 from relax_sdk.layout import LayoutConfig
 from relax_sdk.media_config import MediaConfig
+from relax_sdk.tuning import LoraConfig, TowersConfig, Tuning
 
 Mode = Literal["async", "colocate"]
 EngineKind = Literal["embedded", "sglang", "vllm"]
@@ -287,6 +288,8 @@ class RunConfig:
     autoscale: AutoscaleConfig = field(default_factory=AutoscaleConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    towers: TowersConfig = field(default_factory=TowersConfig)
 
     def __post_init__(self) -> None:
         if "://" in str(self.engine):
@@ -299,6 +302,8 @@ class RunConfig:
         require(self.max_staleness >= 0, self, "max_staleness", "0 or more")
         require(self.engines >= 1, self, "engines", "1 or more")
         self._check_algorithm()
+        _ = self.tuning  # checks that both of its parts fit together
+        self._check_adapters()
         scale = self.autoscale
         if scale.max_engines and not scale.min_engines <= self.engines <= scale.max_engines:
             raise ConfigError(f"engines = {self.engines}; autoscale allows {scale.min_engines} to {scale.max_engines}")
@@ -316,8 +321,13 @@ class RunConfig:
         """Refuse a kind of engine whose answers this run could not train on; the run's own, or one that is added to it.
 
         Raises:
-            ConfigError: it cannot do what `sampling` asks for.
+            ConfigError: it cannot do what `sampling` asks for, or takes whole weights only where adapters are published.
         """
+        if kind != "embedded" and self.publishes_adapters:
+            raise ConfigError(
+                f"an engine of kind {kind!r} takes whole weights, and this run, with engine='embedded' and lora.rank = "
+                f"{self.lora.rank}, publishes adapters alone; begin a run with engine={kind!r}, which publishes merged weights"
+            )
         if kind == "sglang" and (self.sampling.top_p < 1 or self.sampling.top_k > 0):
             raise ConfigError(
                 f"sampling.top_p = {self.sampling.top_p}, top_k = {self.sampling.top_k} with engine='sglang': SGLang reports "
@@ -351,6 +361,30 @@ class RunConfig:
                 "tokens of older weights as if they were of the current ones; use correction='tis', old_logprobs='engine' or "
                 "max_staleness=0"
             )
+
+    def _check_adapters(self) -> None:
+        """Raise `ConfigError` for a layout in which adapters cannot be gathered yet."""
+        divided = {name: n for name in ("tp", "pp", "ep") if (n := getattr(self.layout, name)) > 1}
+        if self.lora.rank and divided:
+            raise ConfigError(
+                f"lora.rank = {self.lora.rank} with layout {divided}: adapters are trained where every process has the whole "
+                "model; allowed: layout.tp, layout.pp and layout.ep of 1"
+            )
+
+    @property
+    def tuning(self) -> Tuning:
+        """What is trained of the model."""
+        return Tuning(self.lora, self.towers)
+
+    @property
+    def needs_reference_model(self) -> bool:
+        """Whether the KL reference is weights of its own; with adapters it is the policy with these switched off."""
+        return self.algorithm.kl_coef > 0 and self.lora.rank == 0
+
+    @property
+    def publishes_adapters(self) -> bool:
+        """Whether engines are sent adapters, which they merge into the weights they were started with, or whole weights."""
+        return self.lora.rank > 0 and self.engine == "embedded"
 
     @property
     def batches_ahead(self) -> int:

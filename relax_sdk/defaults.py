@@ -25,6 +25,10 @@ RANDOM_WEIGHTS: Sections = {
 }
 """What a model from random weights has in place of the configuration's own defaults, which suit a pretrained one."""
 
+ADAPTERS: Sections = {"optimizer": {"lr": 1e-5}}
+"""What a trained model has where low-rank adapters are trained in its place: they want about ten times its learning rate
+(Schulman and Thinking Machines Lab 2025, LoRA Without Regret)."""
+
 SCRATCH = "from_scratch"
 """The key in an environment's `defaults` of those that suit models from random weights only."""
 
@@ -39,15 +43,16 @@ def from_random_weights(model: str) -> bool:
     return model.startswith("relax/tiny-")
 
 
-def sections_for(model: str, defaults: Mapping[str, Any]) -> Sections:
+def sections_for(model: str, defaults: Mapping[str, Any], adapters: bool = False) -> Sections:
     """The settings of each section that nobody chose, but that differ from the configuration's own defaults.
 
     Args:
         model: as `RunConfig.model` names it.
         defaults: of the environment (`register(defaults=…)`). What is under `"from_scratch"` counts only for a model from
             random weights.
+        adapters: low-rank adapters are trained (`lora.rank`).
     """
-    layers: list[Mapping[str, Any]] = [defaults]
+    layers: list[Mapping[str, Any]] = [ADAPTERS, defaults] if adapters else [defaults]
     if from_random_weights(model):
         layers = [RANDOM_WEIGHTS, defaults, defaults.get(SCRATCH, {})]
     out: Sections = {}

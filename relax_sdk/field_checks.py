@@ -40,7 +40,7 @@ def check_types(owner: object) -> None:
             continue
         elif int in (kind, *get_args(kind)):
             require(type(value) is int, owner, name, "an integer")
-        elif kind is float:
+        elif float in (kind, *get_args(kind)):
             require(
                 isinstance(value, (int, float)) and type(value) is not bool and not math.isnan(value), owner, name, "a number"
             )

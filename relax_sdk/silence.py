@@ -24,6 +24,8 @@ LONG_ANSWER = 32
 """Tokens; a model from random weights seldom ends an answer by itself where so many are allowed."""
 HIGHEST_LR = {True: 1e-2, False: 1e-4}
 """Learning rates above it do harm, to a model from random weights (True) and to a trained one."""
+HIGHEST_LR_OF_ADAPTERS = 5e-3
+"""The same for low-rank adapters."""
 GROUP_RELATIVE = frozenset({"grpo", "dr_grpo", "rloo"})
 """Advantages that compare the episodes of a group."""
 READABLE = (
@@ -53,8 +55,9 @@ def missing(config: RunConfig, examples: bool | None) -> list[Finding]:
             )
         )
     scratch = from_random_weights(config.model)
-    if config.optimizer.lr > (most := HIGHEST_LR[scratch]):
-        model, usual = ("from random weights", "1e-3") if scratch else ("that is trained", "1e-6")
+    adapted = config.lora.rank > 0
+    if config.optimizer.lr > (most := HIGHEST_LR_OF_ADAPTERS if adapted else HIGHEST_LR[scratch]):
+        model, usual = ("from random weights", "1e-3") if scratch else ("that is trained", "1e-5" if adapted else "1e-6")
         what = f"optimizer.lr = {config.optimizer.lr:g} destroys a model {model} within a few steps"
         findings.append(Finding("problem", what, f"set optimizer.lr to {most:g} or less; {usual} is usual"))
     lacks = _lacks(config, examples) if scratch and examples is not None else []

@@ -43,6 +43,7 @@ from relax_sdk.run import CONFIG, Run, read_config
 from relax_sdk.run_lock import Holder, RunLock, cannot_write
 from relax_sdk.runtime import Job, Provide, Runtime, find_runtime
 from relax_sdk.tracebacks import short_traceback
+from relax_sdk.tuning import LoraConfig, TowersConfig
 
 SECTIONS: dict[str, type[Any]] = {
     "sampling": SamplingParams,
@@ -57,6 +58,8 @@ SECTIONS: dict[str, type[Any]] = {
     "autoscale": AutoscaleConfig,
     "ray": RayConfig,
     "tracking": TrackingConfig,
+    "lora": LoraConfig,
+    "towers": TowersConfig,
 }
 
 
@@ -86,9 +89,12 @@ class Trainer:
         provide: how the environment gets to the service. `host`: it stays in this process, and the service steps it, so the
             run waits while this program is away. `upload`: its code is sent. `installed`: the service has it. Default:
             `installed` for those that ship with Relax Gym, else `host`.
-        sampling, rollout, optimizer, training, layout, media, eval, warmup, autoscale, ray, tracking: a configuration object,
-            or a dictionary of the fields to change; what is left out comes from the environment's own defaults, and otherwise
-            suits a pretrained model or, for `relax/tiny-…`, random weights (`relax_sdk.defaults`). An object is taken as it is.
+        lora: adapters to train in place of the model, such as `{"rank": 16}` (`docs/lora.md`).
+        towers: whether the towers of an omni model are trained, and how fast.
+        sampling, rollout, optimizer, training, layout, media, eval, warmup, autoscale, ray, tracking: as those two, a
+            configuration object, or a dictionary of the fields to change; what is left out comes from the environment's own
+            defaults, and otherwise suits a pretrained model, adapters, or random weights in `relax/tiny-…`
+            (`relax_sdk.defaults`). An object is taken as it is.
 
     Raises:
         ConfigError: a value outside its range, or settings that contradict each other.
@@ -126,6 +132,8 @@ class Trainer:
         autoscale: AutoscaleConfig | Mapping[str, Any] | None = None,
         ray: RayConfig | Mapping[str, Any] | None = None,
         tracking: TrackingConfig | Mapping[str, Any] | None = None,
+        lora: LoraConfig | Mapping[str, Any] | None = None,
+        towers: TowersConfig | Mapping[str, Any] | None = None,
     ) -> None:
         self.spec = get_spec(env)
         if isinstance(algorithm, str):
@@ -143,13 +151,16 @@ class Trainer:
             autoscale=autoscale,
             ray=ray,
             tracking=tracking,
+            lora=lora,
+            towers=towers,
         )
         defaults = dict(self.spec.defaults)
         unknown = set(defaults) - set(SECTIONS) - {"model", "steps", "mode", "max_staleness", "engine", SCRATCH}
         if unknown:
             raise ConfigError(f"{self.spec.id}: unknown defaults {sorted(unknown)}; there are {sorted(SECTIONS)}")
         chosen_model: str = model or defaults.get("model") or "relax/tiny-omni"
-        unchosen = sections_for(chosen_model, defaults)
+        adapters = _section("lora", defaults.get("lora"), lora).rank > 0
+        unchosen = sections_for(chosen_model, defaults, adapters)
         sections = {name: _section(name, unchosen.get(name), given[name]) for name in SECTIONS}
         chosen: Mode = mode if mode is not None else defaults.get("mode", "async")
         stale: int = defaults.get("max_staleness", 0 if chosen == "colocate" else 1)

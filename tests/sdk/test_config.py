@@ -23,6 +23,7 @@ from relax_sdk.config import (
 from relax_sdk.errors import ConfigError
 from relax_sdk.layout import LayoutConfig
 from relax_sdk.media_config import MediaConfig
+from relax_sdk.tuning import LoraConfig, TowersConfig
 
 NAN = float("nan")
 BAD: list[tuple[type, str, Any, str]] = [
@@ -61,6 +62,16 @@ BAD: list[tuple[type, str, Any, str]] = [
     (MediaConfig, "fps", 0.0, "above 0, or None"),
     (MediaConfig, "max_frames", 1, "2 or more, or None"),
     (MediaConfig, "use_audio_in_video", 1, "true or false"),
+    (LoraConfig, "rank", -1, "0 (no adapters) or more"),
+    (LoraConfig, "rank", 8.0, "an integer"),
+    (LoraConfig, "alpha", 0, "above 0"),
+    (LoraConfig, "targets", ("attention", "embeddings"), "one or more of attention, mlp, experts, visual, audio_tower"),
+    (LoraConfig, "targets", (), "one or more of attention, mlp, experts, visual, audio_tower"),
+    (LoraConfig, "targets", "mlp", "a list of texts"),
+    (TowersConfig, "visual", "frozen", "auto, train, freeze"),
+    (TowersConfig, "audio_tower_lr", 0, "above 0"),
+    (TowersConfig, "visual_lr", "slow", "a number"),
+    (TowersConfig, "visual_lr_factor", -1.0, "above 0"),
     (AlgorithmConfig, "advantage", "ppo", "dr_grpo, grpo, rloo, or 'package.module:function'"),
     (AlgorithmConfig, "credit", "token", "trajectory, turn"),
     (AlgorithmConfig, "clip_low", 1.0, "between 0 and 1"),

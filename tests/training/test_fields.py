@@ -13,8 +13,9 @@ from relax_server.training.samples import collect
 from sample_groups import make_group
 from training_data import letter_groups, make_policy, read
 
-from relax_sdk.config import AlgorithmConfig, TrainingConfig
+from relax_sdk.config import AlgorithmConfig, RunConfig, TrainingConfig
 from relax_sdk.errors import TrainingError
+from relax_sdk.tuning import LoraConfig
 
 OMNI, TEXT = "relax/tiny-omni", "relax/tiny-qwen3"
 
@@ -45,8 +46,10 @@ def test_fields_of_another_group_are_refused() -> None:
         by_turn(group, np.zeros(3, np.float32))
     with pytest.raises(TrainingError, match="5 trained tokens, but its fields 'ref_log_probs' have 3 numbers"):
         flat_logprobs([np.zeros(2), np.zeros(1)], 5)
-    assert field_names(AlgorithmConfig()) == ("advantages",)
-    assert field_names(AlgorithmConfig(kl_coef=0.1)) == ("advantages", "ref_log_probs")
+    assert field_names(RunConfig("tone-v0")) == ("advantages",)
+    assert field_names(RunConfig("tone-v0", algorithm=AlgorithmConfig(kl_coef=0.1))) == ("advantages", "ref_log_probs")
+    adapted = RunConfig("tone-v0", algorithm=AlgorithmConfig(kl_coef=0.1), lora=LoraConfig(rank=4))
+    assert field_names(adapted) == ("advantages",)  # the policy is its own reference
 
 
 def with_fields(name: str, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -60,10 +63,9 @@ def with_fields(name: str, folder: Path, settings: dict[str, Any]) -> dict[str, 
     out: dict[str, Any] = {"own": [], "given": [], "difference": []}
     for step in range(3):
         groups = letter_groups(own.processor, seed=step)
-        own._swap_reference()
-        samples = [s for g in groups for t in g.trajectories for s in t.samples()]
-        expected = np.concatenate(own.logprobs(samples, read))
-        own._swap_reference()
+        with own._reference.in_place():
+            samples = [s for g in groups for t in g.trajectories for s in t.samples()]
+            expected = np.concatenate(own.logprobs(samples, read))
         logprobs = [values for part in (groups[:1], groups[1:]) for values in reference.group_logprobs(part, read)]
         assert all(values.dtype == np.float32 for values in logprobs)
         out["difference"].append(float(np.abs(np.concatenate(logprobs) / expected - 1).max()))

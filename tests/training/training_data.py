@@ -18,6 +18,7 @@ from relax_sdk import Audio, Image, Message, Text, Video
 from relax_sdk.config import AlgorithmConfig, OptimizerConfig, SamplingParams, TrainingConfig
 from relax_sdk.media import Media, MediaRef
 from relax_sdk.trajectory import Group, Sample, Status, Trajectory, Turn, VersionSpan
+from relax_sdk.tuning import Tuning
 
 TINY: dict[str, Any] = dict(
     vocab_size=300,
@@ -230,6 +231,8 @@ def make_policy(
     total_steps: int = 100,
     sampling: SamplingParams | None = None,
     own_reference: bool = True,
+    tuning: Tuning | None = None,
+    publish_adapters: bool = False,
     **settings: Any,
 ) -> Any:
     """A policy; `settings` go to the configuration that has a field of the name. Others suit random weights."""
@@ -242,7 +245,16 @@ def make_policy(
         for key, cls in configs.items()
     }
     path = name if isinstance(name, Path) else resolve_model(name)
-    return PolicyModel(path, total_steps=total_steps, seed=0, sampling=sampling, own_reference=own_reference, **parts)
+    return PolicyModel(
+        path,
+        total_steps=total_steps,
+        seed=0,
+        sampling=sampling,
+        own_reference=own_reference,
+        tuning=tuning,
+        publish_adapters=publish_adapters,
+        **parts,
+    )
 
 
 def parameters(policy: Any) -> dict[str, np.ndarray]:

@@ -42,7 +42,7 @@ def field_roles(config: RunConfig) -> tuple[str, ...]:
     """The roles that compute fields in a run: none where groups reach the trainer straight from the journal."""
     if config.bus != "transfer_queue":
         return ()
-    return (ADVANTAGES_ROLE, REFERENCE_ROLE) if config.algorithm.kl_coef else (ADVANTAGES_ROLE,)
+    return (ADVANTAGES_ROLE, REFERENCE_ROLE) if config.needs_reference_model else (ADVANTAGES_ROLE,)
 
 
 def serve_field(

@@ -91,6 +91,8 @@ class PolicyRole:
             seed=config.seed,
             features=first.features,
             own_reference=REFERENCE_ROLE not in field_roles(config),
+            tuning=config.tuning,
+            publish_adapters=config.publishes_adapters,
         )
         self.records = TokenRecords(self.journal, first.run) if config.training.record_tokens else None
         self.unsaved: list[str] = []
@@ -201,7 +203,7 @@ class PolicyRole:
         Raises:
             RunError: it did not come in time.
         """
-        ids, names = [group.id for group in batch.groups], field_names(self.start.config.algorithm)
+        ids, names = [group.id for group in batch.groups], field_names(self.start.config)
         rows = wait_for_fields(fields, ids, names, self.stopped)
         return None if rows is None else given_of([row.fields for row in rows])
 

@@ -35,7 +35,7 @@ def export(asked: dict[str, Any]) -> dict[str, Any]:
         RelaxError: see `relax_sdk.model_export.export_model`.
     """
     config = read_config(Path(asked["run"]))
-    model = LogprobModel(Path(asked["model"]), training=config.training, seed=config.seed)
+    model = LogprobModel(Path(asked["model"]), training=config.training, seed=config.seed, tuning=config.tuning)
     step = model.restore_weights(Path(asked["checkpoint"]))
     return {"step": step, "files": model.export(Path(asked["to"]), asked["shard_size"])}
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relax_sdk.config import AlgorithmConfig
+from relax_sdk.config import AlgorithmConfig, RunConfig
 from relax_sdk.errors import TrainingError
 from relax_sdk.trajectory import Group
 from relax_server.training.samples import group_advantages
@@ -38,9 +38,9 @@ class Given:
         return Given([self.advantages[index]], None if reference is None else [reference[index]])
 
 
-def field_names(algorithm: AlgorithmConfig) -> tuple[str, ...]:
-    """The fields that a training step of this algorithm takes."""
-    return (ADVANTAGES_FIELD, REF_LOG_PROBS) if algorithm.kl_coef else (ADVANTAGES_FIELD,)
+def field_names(config: RunConfig) -> tuple[str, ...]:
+    """The fields that a training step of a run is given."""
+    return (ADVANTAGES_FIELD, REF_LOG_PROBS) if config.needs_reference_model else (ADVANTAGES_FIELD,)
 
 
 def advantages_field(group: Group, algorithm: AlgorithmConfig) -> np.ndarray:

@@ -17,7 +17,9 @@ from relax_sdk.config import SamplingParams, TrainingConfig
 from relax_sdk.errors import ConfigError
 from relax_sdk.model_export import SHARD_SIZE
 from relax_sdk.trajectory import Group, Sample
+from relax_sdk.tuning import Tuning
 from relax_server.machine_limits import limits_told
+from relax_server.models.adapter_files import fingerprint
 from relax_server.models.device import this_device
 from relax_server.models.processor import Processor
 from relax_server.training.batch import ReadMedia, TokenBatch, make_batch, read_features
@@ -26,6 +28,7 @@ from relax_server.training.forest_parts import STRIPE, cost, deal, nothing, padd
 from relax_server.training.megatron import checkpoint, folder, parallel
 from relax_server.training.megatron.build import Loaded, load_model
 from relax_server.training.megatron.micro_batch import MicroBatch
+from relax_server.training.megatron.peft_folder import peft_writer
 from relax_server.training.megatron.trainer import forward
 from relax_server.training.objective import Targets, token_scores
 from relax_server.training.scoring import Predictions
@@ -40,6 +43,7 @@ class LogprobModel:
         seed: for torch's generators.
         features: folder in shared memory where media features are exchanged with other processes.
         sampling: how tokens are sampled: logits are divided by its temperature, and cut by its `top_p` and `top_k`, alike.
+        tuning: what is trained of it, which decides what a checkpoint of it holds; None: everything.
 
     Raises:
         ConfigError: the model cannot be had in Megatron, or a setting does not fit it.
@@ -54,7 +58,9 @@ class LogprobModel:
         seed: int,
         sampling: SamplingParams | None = None,
         features: Path | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
+        self.tuning, self._seed = tuning or Tuning(), seed
         self.sampling = sampling = sampling if sampling is not None else SamplingParams()
         if sampling.temperature <= 0:
             raise ConfigError(f"temperature = {sampling.temperature}; allowed: above 0 (greedy samples cannot be trained on)")
@@ -109,7 +115,9 @@ class LogprobModel:
     def model_identity(self) -> dict[str, Any]:
         """Say which model this is, as plain data: the part of a checkpoint's identity that its weights follow from."""
         config = self.processor.hf_config.to_dict()
-        return {"model": {key: v for key, v in config.items() if key not in ("_name_or_path", "transformers_version")}}
+        own = {key: v for key, v in config.items() if key not in ("_name_or_path", "transformers_version")}
+        base = fingerprint(self.model_path) if self.tuning.keeps_weights else None
+        return {"model": own, **self.tuning.identity(), "base_weights": base}
 
     def restore_weights(self, folder_: Path) -> int:
         """Take the weights of a checkpoint, and nothing else of it.
@@ -126,13 +134,16 @@ class LogprobModel:
     def export(self, folder_: Path, shard_size: int = SHARD_SIZE) -> list[str]:
         """Write a whole model folder that transformers' `from_pretrained` reads, in place of one that is there.
 
+        Adapters are merged into its weights, and are in PEFT's format in its folder `adapter` as well.
+
         Returns:
             Names of the files that hold the weights.
 
         Raises:
             DiskFull: no room for it.
         """
-        return folder.write_folder(self.model_path, self._loaded.folder_weights(), Path(folder_), shard_size)
+        also = peft_writer(self._loaded, self.tuning.lora, self.model_path) if self.tuning.has_lora else None
+        return folder.write_folder(self.model_path, self._loaded.folder_weights(), Path(folder_), shard_size, also)
 
     # ----------------------------------------------------------------------------------------------------- inner works
 
@@ -145,6 +156,8 @@ class LogprobModel:
                 device=self.device,
                 recompute=self.training.recompute,
                 attention=self.training.attention,
+                tuning=self.tuning,
+                seed=self._seed,
             )
 
     def _targets(self, batch: TokenBatch, advantages: np.ndarray | None = None, scale: np.ndarray | None = None) -> Targets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,16 @@ from torch import Tensor
 from relax_sdk.config import AlgorithmConfig, OptimizerConfig, SamplingParams, TrainingConfig
 from relax_sdk.errors import TrainingError
 from relax_sdk.trajectory import Group, Sample
+from relax_sdk.tuning import Tuning
 from relax_server.machine_limits import limits_told
+from relax_server.models.adapter_files import fingerprint
 from relax_server.training.algorithms import find
+from relax_server.training.anchor import KeptReference
 from relax_server.training.batch import ReadMedia, TokenBatch, make_batch, read_features
 from relax_server.training.forest import Forest
 from relax_server.training.group_fields import Given, by_turn, flat_logprobs
 from relax_server.training.megatron import checkpoint, folder, parallel
+from relax_server.training.megatron.adapter_folder import publish, reference_values
 from relax_server.training.megatron.trainer import MegatronTrainer
 from relax_server.training.metrics import StepMetrics
 from relax_server.training.model import LogprobModel
@@ -47,6 +51,8 @@ class PolicyModel(LogprobModel):
         features: folder in shared memory where media features are exchanged with other processes.
         sampling: how tokens are sampled: logits are divided by its temperature, and cut by its `top_p` and `top_k`, alike.
         own_reference: False keeps no reference: its logprobs are given to every step that needs them.
+        tuning: what is trained; None: everything.
+        publish_adapters: `export_weights` writes adapters alone, for engines that merge them.
 
     Raises:
         ConfigError: the model cannot be trained, or a setting does not fit it.
@@ -65,8 +71,12 @@ class PolicyModel(LogprobModel):
         sampling: SamplingParams | None = None,
         features: Path | None = None,
         own_reference: bool = True,
+        tuning: Tuning | None = None,
+        publish_adapters: bool = False,
     ) -> None:
-        super().__init__(model_path, training=training, seed=seed, sampling=sampling, features=features)
+        super().__init__(model_path, training=training, seed=seed, sampling=sampling, features=features, tuning=tuning)
+        self.publish_adapters = publish_adapters
+        self._base = fingerprint(self.model_path) if publish_adapters else ""
         self.algorithm, self.optimizer_config, self.total_steps = algorithm, optimizer, total_steps
         self.schedule = Schedule.of(optimizer, total_steps)
         self.step = 0
@@ -78,13 +88,13 @@ class PolicyModel(LogprobModel):
         self.tokens: StepTokens | None = None
         """What the last training step computed for each trained token; None before the first."""
         with limits_told("gradients and optimizer cannot be allocated", self.model_path):
-            self.trainer = MegatronTrainer(self._loaded.model, optimizer, self._dtype)
+            self.trainer = MegatronTrainer(self._loaded.model, optimizer, self._dtype, self.tuning.towers)
         self._objective = policy_objective(algorithm)
         find("advantage", algorithm.advantage)  # before the first batch needs it
         self._aggregate = find("aggregation", algorithm.aggregation)
         self._compares = bool(algorithm.kl_coef) and own_reference
-        self._reference: list[Tensor] = []
-        self._set_reference(self._loaded.model)
+        self._reference: KeptReference | None = None
+        self._set_reference()
 
     # ---------------------------------------------------------------------------------------------------- training
 
@@ -107,7 +117,7 @@ class PolicyModel(LogprobModel):
     def end_warmup(self) -> None:
         """Go over from the warm-up to reinforcement learning: fresh moments, and the KL reference is what was reached."""
         self.trainer.reset_optimizer()
-        self._set_reference(self._loaded.model)
+        self._set_reference()
 
     def train_step(
         self, groups: Sequence[Group], media: ReadMedia, version: int, given: Given | None = None
@@ -171,12 +181,16 @@ class PolicyModel(LogprobModel):
     # --------------------------------------------------------------------------------------------- weights, checkpoints
 
     def export_weights(self, folder_: Path) -> None:
-        """Write only `model.safetensors`, under another name first, so that a reader never sees half a file.
+        """Write only `model.safetensors`, or `adapters.safetensors` (`publish_adapters`), under another name first, so that a
+        reader never sees half a file.
 
         Raises:
             DiskFull: no room for it.
         """
-        folder.write_weights(self._loaded.hf_weights(), Path(folder_))
+        if self.publish_adapters:
+            publish(self._loaded, self._base, Path(folder_))
+        else:
+            folder.write_weights(self._loaded.hf_weights(), Path(folder_))
 
     def load_reference(self, folder_: Path) -> None:
         """Take the KL reference from a model folder: that of a run which goes on is not the model it was begun with if there
@@ -186,7 +200,9 @@ class PolicyModel(LogprobModel):
             ConfigError: not a folder of this model.
         """
         if self._compares:
-            self._set_reference(self._load_model(Path(folder_)).model)
+            path = Path(folder_)
+            values = reference_values(self._loaded.model, path, lambda: self._load_model(path).model)
+            self._set_reference(values)
 
     def identity(self) -> dict[str, Any]:
         """Settings that a checkpoint must share to be continued: all that its weights, moments and numbers follow from.
@@ -228,11 +244,11 @@ class PolicyModel(LogprobModel):
 
     # ----------------------------------------------------------------------------------------------------- inner works
 
-    def _set_reference(self, model: torch.nn.Module) -> None:
-        """Freeze a copy of a model's weights, if they are compared with here."""
+    def _set_reference(self, values: Mapping[str, Tensor] | None = None) -> None:
+        """Keep the model as it is now, or other values of its parameters, if they are compared with here."""
         if self._compares:
             with limits_told("the KL reference cannot be allocated", self.model_path):
-                self._reference = [p.detach().clone() for p in model.parameters()]
+                self._reference = KeptReference(self._loaded.model, values)
 
     def _prepare(
         self, groups: Sequence[Group], media: ReadMedia, version: int, given: Given | None, metrics: StepMetrics
@@ -299,21 +315,13 @@ class PolicyModel(LogprobModel):
             targets = dataclasses.replace(targets, recomputed=self._forward(mine, targets))
         if reference is not None:
             return dataclasses.replace(targets, reference=self._tensor(flat_logprobs(reference, len(targets.token))))
-        if self._reference:
-            self._swap_reference()
-            try:
+        if self._reference is not None:
+            with self._reference.in_place():
                 unrouted = [dataclasses.replace(forest, routes=None) for forest in mine]  # a reference has routes of its own
                 return dataclasses.replace(targets, reference=self._forward(unrouted, targets))
-            finally:
-                self._swap_reference()
         if self.algorithm.kl_coef:
             raise TrainingError("this policy keeps no reference, and its logprobs were not given to the step")
         return targets
-
-    def _swap_reference(self) -> None:
-        """Exchange the weights with those of the frozen reference."""
-        for i, parameter in enumerate(self._loaded.model.parameters()):
-            parameter.data, self._reference[i] = self._reference[i], parameter.data
 
 
 def _entries(values: Tensor | None, forest: Forest) -> Tensor | None:

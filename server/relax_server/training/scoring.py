@@ -143,7 +143,8 @@ class _InParts(torch.autograd.Function):
             ).to(hidden.dtype)
             del found
             torch.mm(slopes, weight, out=to_hidden[part.positions])
-            to_weight = slopes.t() @ states if kept is not None else _add_product(to_weight, slopes.t(), states)
+            if ctx.needs_input_grad[1]:  # a frozen output layer has none
+                to_weight = slopes.t() @ states if kept is not None else _add_product(to_weight, slopes.t(), states)
             del slopes
         if shard is not None:
             shard.sum(to_hidden)

@@ -44,7 +44,14 @@ class Control:
             self.timeline.add("paused", self._paused_at, time.time(), lane=1)
         self.paused = False
 
-    def update_weights(self, tensors: dict[str, torch.Tensor], version: str | None, flush: bool, abort_all: bool) -> int:
+    @property
+    def weights_undefined(self) -> bool:
+        """Whether the memory of the weights was taken again, and nothing was loaded into it since."""
+        return self._weights_undefined
+
+    def update_weights(
+        self, tensors: dict[str, torch.Tensor], version: str | None, flush: bool, abort_all: bool, whole: bool = True
+    ) -> int:
         """Copy new values in; returns how many sequences were held by a pause.
 
         Media embeddings are always forgotten, since they come from the old towers. Sequences that generate go on with the
@@ -57,15 +64,18 @@ class Control:
             flush: whether cached prefixes are forgotten too; without it they, and the first half of a prompt, stay as the
                 old weights computed them.
             abort_all: whether all requests are ended first.
+            whole: whether the tensors are all of the model's; otherwise the others stay as they are.
 
         Raises:
             ConfigError: not weights of this model; nothing was changed.
-            RequestError: the weights' memory is released.
+            RequestError: the weights' memory is released, or some would stay undefined.
         """
         self.require_weights()
+        if self._weights_undefined and not whole:
+            raise RequestError("the memory of the weights was released meanwhile; load them once more")
         began = time.time()
         scheduler = self.scheduler
-        pairs = weights.assign(scheduler.runner.model, tensors)
+        pairs = weights.assign(scheduler.runner.model, tensors, whole)
         if abort_all:
             scheduler.abort(None, "aborted by a weight update")
         weights.copy(pairs)

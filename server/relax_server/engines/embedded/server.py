@@ -20,10 +20,10 @@ from relax_server.engines.embedded.prompts import PromptBuilder
 from relax_server.engines.embedded.sampling import Sampling
 from relax_server.engines.embedded.sglang_json import meta_info, parse_sampling
 from relax_server.engines.embedded.web import EventStream, error_bodies, json_body, json_response
+from relax_server.engines.embedded.weight_reader import WeightReader
 from relax_server.guard import Guard
 from relax_server.guard.on_aiohttp import guarded
 from relax_server.models.media_features import Kind
-from relax_server.models.weight_files import read_weights
 
 T = TypeVar("T")
 
@@ -44,6 +44,7 @@ class EngineServer:
         self.builder = builder
         self.processor = builder.processor
         self.model_path = str(model_path)
+        self.reader = WeightReader(model_path, control.scheduler.runner.dtype)
         self.inflight: dict[str, InFlight] = {}
         self._events = asyncio.get_running_loop()
         self._update = asyncio.Lock()
@@ -244,7 +245,7 @@ class EngineServer:
         await self.command(lambda: self.scheduler.abort(rid))
 
     async def update_weights(self, request: web.Request) -> web.Response:
-        """The folder is read while generation goes on; only the copy happens between two steps."""
+        """The folder is read, and adapters are merged, while generation goes on; only the copy happens between two steps."""
         body = await json_body(request)
         path, version = body.get("model_path"), body.get("weight_version")
         try:
@@ -255,10 +256,12 @@ class EngineServer:
             flush, abort_all = bool(body.get("flush_cache", True)), bool(body.get("abort_all_requests", False))
             async with self._update:
                 self.control.require_weights()
-                tensors = await asyncio.to_thread(read_weights, Path(path))
+                update = await asyncio.to_thread(self.reader.read, Path(path), self.control.weights_undefined)
+                told = None if version is None else str(version)
                 held = await self.command(
-                    lambda: self.control.update_weights(tensors, None if version is None else str(version), flush, abort_all)
+                    lambda: self.control.update_weights(update.tensors, told, flush, abort_all, whole=update.whole)
                 )
+                self.reader.taken(update)
         except (ConfigError, RequestError) as error:
             return json_response({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
         return json_response({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": held})

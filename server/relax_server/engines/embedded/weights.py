@@ -13,12 +13,15 @@ _THINKER = "thinker."
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
-def assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def assign(
+    model: torch.nn.Module, tensors: dict[str, torch.Tensor], whole: bool = True
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Find the place of every tensor; nothing is changed yet.
 
     Args:
         model: of any family of `models.families`, as transformers builds it (experts fused).
         tensors: by the names `save_pretrained` writes (one matrix per expert) or by the model's own.
+        whole: whether every parameter must have its tensor.
 
     Returns:
         Pairs of (view into a parameter, new value); copying them completes the update.
@@ -32,9 +35,9 @@ def assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> list[tup
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     covered: dict[str, int] = dict.fromkeys(parameters, 0)
     unknown: list[str] = []
-    whole = any(name.startswith(_THINKER) for name in tensors)
+    has_others = any(name.startswith(_THINKER) for name in tensors)
     for name, tensor in tensors.items():
-        if whole and not name.startswith(_THINKER):
+        if has_others and not name.startswith(_THINKER):
             continue  # of another part of the model, such as the talker
         target, view = _place(name, parameters, omni)
         if target is None or view is None:
@@ -44,7 +47,8 @@ def assign(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> list[tup
             raise ConfigError(f"weight {name}: shape {list(tensor.shape)}, but the model has {list(view.shape)}")
         covered[target] += view.numel()
         pairs.append((view, tensor))
-    missing = [n for n, seen in covered.items() if seen != parameters[n].numel() and not (n in tied and covered[tied[n]])]
+    lacking = [n for n, seen in covered.items() if seen != parameters[n].numel() and not (n in tied and covered[tied[n]])]
+    missing = lacking if whole else []
     if unknown or missing:
         raise ConfigError(
             f"the weights do not fit the model: {len(missing)} parameters without a value {missing[:4]}, "

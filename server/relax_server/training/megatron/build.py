@@ -12,9 +12,11 @@ from torch import Tensor
 
 from relax_sdk.config import Attention
 from relax_sdk.errors import ConfigError
+from relax_sdk.tuning import Tuning
 from relax_server.models.families import family_of, trained_part
 from relax_server.models.weight_files import FolderWeights
-from relax_server.training.megatron import flex, hf, parallel
+from relax_server.training.megatron import flex, hf, lora, parallel
+from relax_server.training.megatron.adapted_weights import adapted_weights
 from relax_server.training.megatron.config import head_dim, text_config, transformer_config
 from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.omni import OmniModel
@@ -37,9 +39,8 @@ class Loaded:
         return hf.WithUntrained(self.hf_weights(), self.source)
 
     def hf_weights(self) -> hf.HfWeights:
-        """The parameters under Hugging Face names, as the model's folder spells them."""
-        parameters = {name: p.detach() for name, p in self.model.named_parameters()}
-        return hf.HfWeights(self.links, parameters, self.model.place, self.whole)
+        """The parameters under Hugging Face names, as the model's folder spells them; adapters are merged into them."""
+        return hf.HfWeights(self.links, lora.MergedParameters(self.model), self.model.place, self.whole)
 
 
 def build_model(
@@ -76,8 +77,20 @@ def load_model(
     device: torch.device | None = None,
     recompute: bool = False,
     attention: Attention = "auto",
+    tuning: Tuning | None = None,
+    seed: int = 0,
 ) -> Loaded:
-    """Build this rank's part of a model and fill it from the model's folder; every rank calls it.
+    """Build this rank's part of a model, fill it from its folder, and prepare it for training; every rank calls it.
+
+    Args:
+        path: the folder.
+        hf_config: its configuration.
+        dtype: of the parameters.
+        device: where they live.
+        recompute: keep only the inputs of the layers for the backward pass.
+        attention: which way attention is computed.
+        tuning: what is trained; None: everything.
+        seed: of adapters.
 
     Raises:
         ConfigError: the model cannot be trained, or its weights do not fit its configuration.
@@ -92,6 +105,7 @@ def load_model(
     whole = whole_model(model, links)
     with parallel.together():
         load_weights(model, links, weights, whole)
+        lora.prepare(model, adapted_weights(links), tuning or Tuning(), seed)
     return Loaded(model, hf_config, links, whole, weights)
 
 

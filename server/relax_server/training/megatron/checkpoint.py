@@ -88,8 +88,27 @@ def _state(trainer: MegatronTrainer) -> dict[str, Any]:
         chained.init_state_fn(chained.optimizer, chained.config)
         for parameter, state in chained.optimizer.state.items():
             state.setdefault("step", torch.zeros((), device=parameter.device))
-    model = trainer.model.sharded_state_dict()
+    model = _weights(trainer.model)
     return {"model": model, "optimizer": trainer.optimizer.sharded_state_dict(model)}
+
+
+def _weights(model: ForestModel) -> dict[str, Any]:
+    """What a checkpoint holds of a model: all of it but the weights that are not trained, which its folder has."""
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    return {name: shard for name, shard in model.sharded_state_dict().items() if name not in frozen}
+
+
+def _take_weights(model: ForestModel, state: dict[str, Any]) -> None:
+    """The inverse of `_weights`.
+
+    Raises:
+        RuntimeError: a weight that is trained is missing, or one is not of this model.
+    """
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    missing = sorted(trained & {*missing})
+    if missing or unexpected:
+        raise RuntimeError(f"Error(s) in loading state_dict: missing {missing[:4]}, unexpected {unexpected[:4]}")
 
 
 def _with_step(optimizer: dict[str, Any]) -> dict[str, Any]:
@@ -214,7 +233,7 @@ def load(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any]) ->
     with _failures_told(folder):
         _check_files(folder, header)
         state: Any = dist_checkpointing.load(_state(trainer), str(folder))
-        trainer.model.load_state_dict(state["model"])
+        _take_weights(trainer.model, state["model"])
         trainer.optimizer.load_state_dict(_with_step(state["optimizer"]))
     torch.set_rng_state(state["generators"]["torch"])
     _tracker().set_states(state["generators"]["megatron"])
@@ -238,8 +257,8 @@ def load_model(folder: Path, model: ForestModel, *, identity: dict[str, Any]) ->
     header = _fitting_header(folder, _plain(identity))
     with _failures_told(folder):
         _check_files(folder, header)
-        state: Any = dist_checkpointing.load({"model": model.sharded_state_dict()}, str(folder))
-        model.load_state_dict(state["model"])
+        state: Any = dist_checkpointing.load({"model": _weights(model)}, str(folder))
+        _take_weights(model, state["model"])
     return header["step"]
 
 

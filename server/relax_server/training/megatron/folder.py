@@ -8,7 +8,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -71,7 +71,13 @@ def write_weights(weights: Weights, folder: Path) -> None:
             file.partial.unlink(missing_ok=True)
 
 
-def write_folder(source: Path, weights: Weights, folder: Path, shard_size: int = SHARD_SIZE) -> list[str]:
+def write_folder(
+    source: Path,
+    weights: Weights,
+    folder: Path,
+    shard_size: int = SHARD_SIZE,
+    also: Callable[[Path], None] | None = None,
+) -> list[str]:
     """Write a whole model folder, in place of the one that is there: all is on the disk before it has its name.
 
     Every rank calls it, and writes its part; the folder is one that all of them see.
@@ -82,6 +88,7 @@ def write_folder(source: Path, weights: Weights, folder: Path, shard_size: int =
         folder: to be written.
         shard_size: bytes of the tensors in one file, at most; a larger tensor has a file of its own. Where all fit into one
             file, that is `model.safetensors`, and otherwise there is an index.
+        also: writes more into the folder on one rank, before the folder has its name; small things.
 
     Returns:
         Names of the files that hold the weights.
@@ -101,6 +108,8 @@ def write_folder(source: Path, weights: Weights, folder: Path, shard_size: int =
         _write(files, weights, what, durable=True)
         with _together(what, folder):
             if parallel.leads():
+                if also is not None:
+                    also(partial)
                 _end_folder(files, partial, folder)
     finally:
         if parallel.leads():

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from relax_sdk.config import OptimizerConfig
 from relax_sdk.errors import TrainingError
+from relax_sdk.tuning import TowersConfig
 from relax_server.training.megatron import parallel
 from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.micro_batch import MicroBatch
+from relax_server.training.megatron.tower_rates import own_groups, rate_of
 from relax_server.training.scoring import Predictions
 
 Loss = Callable[[Predictions, int], tuple[Tensor, int, Any]]
@@ -32,8 +34,10 @@ class MegatronTrainer:
     split.
     """
 
-    def __init__(self, model: ForestModel, optimizer: OptimizerConfig, dtype: torch.dtype) -> None:
-        self.model = model
+    def __init__(
+        self, model: ForestModel, optimizer: OptimizerConfig, dtype: torch.dtype, towers: TowersConfig | None = None
+    ) -> None:
+        self.model, self._towers = model, towers or TowersConfig()
         self._settings, self._dtype = optimizer, dtype
         bf16 = dtype == torch.bfloat16
         self._divided = parallel.layout().distributed_optimizer
@@ -60,7 +64,7 @@ class MegatronTrainer:
             params_dtype=self._dtype,
             use_distributed_optimizer=self._divided,
         )
-        made: Any = get_megatron_optimizer(settings, [self.ddp])
+        made: Any = get_megatron_optimizer(settings, [self.ddp], own_groups(settings, self._towers))
         for group in made.param_groups:
             group["fused"] = True
         return made
@@ -132,7 +136,7 @@ class MegatronTrainer:
         """
         self.check_gradient()
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = rate_of(group, lr, self._towers, self._settings.lr)
         _, norm, _ = self.optimizer.step()
         return float(norm)
 
