@@ -257,10 +257,12 @@ def add_commands() -> None:
     `relax.commands`."""
     from relax_sdk.client.cli import app as service
     from relax_sdk.looking_cli import app as looking
+    from relax_sdk.planning_cli import app as planning
     from relax_sdk.replay_cli import app as replay
 
     app.add_typer(service)
     app.add_typer(looking)
+    app.add_typer(planning)
     app.add_typer(replay)
     for point in entry_points(group=COMMANDS):
         app.add_typer(point.load())

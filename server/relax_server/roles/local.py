@@ -21,6 +21,7 @@ from relax_sdk.exporting import Exported, ExportRequest
 from relax_sdk.findings import Finding
 from relax_sdk.mask import MaskExplanation
 from relax_sdk.model_export import ExportedModel, ModelExport
+from relax_sdk.planning import MemoryPlan, PlanRequest
 from relax_sdk.recorded import RecordedTrajectory, TrajectoryFilter
 from relax_sdk.registry import EnvSpec
 from relax_sdk.replay import EpisodeReplay
@@ -189,6 +190,12 @@ class LocalRuntime:
     def export_model(self, folder: Path, config: RunConfig, request: ModelExport) -> ExportedModel:
         """Write the model of a checkpoint out, see `relax_sdk.model_export`."""
         return export_model(config, RunLayout(folder), request)
+
+    def plan_memory(self, request: PlanRequest) -> MemoryPlan:
+        """Say what every rank of a trainer would hold, see `relax_sdk.planning`."""
+        from relax_server.training.memory_plan import plan
+
+        return plan(request)
 
     def examine(self, folder: Path, config: RunConfig) -> list[Finding]:
         """Whether this machine can train."""

@@ -1,0 +1,119 @@
+"""The memory that training a model takes, before anything is started: what `relax plan` shows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, cast
+
+from relax_sdk.config import TrainingConfig
+from relax_sdk.errors import ConfigError
+from relax_sdk.layout import LayoutConfig
+from relax_sdk.runtime import find_runtime
+
+_DEVICES = re.compile(r"(\d+)x(\d+(?:\.\d+)?)GB", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What is to be planned."""
+
+    model: str
+    """A built-in name or a Hugging Face folder; only its configuration is read."""
+    devices: int
+    device_bytes: int
+    """Memory of one device."""
+    layout: LayoutConfig | None = None
+    """None: all that fit, best first."""
+    training: TrainingConfig = field(default_factory=lambda: TrainingConfig(dtype="bfloat16"))
+    reference: bool = False
+    """The policy keeps a frozen copy of its weights: `algorithm.kl_coef` above 0 and `bus="local"`."""
+
+
+@dataclass(frozen=True)
+class PlannedRank:
+    """Bytes of one trainer process by kind; ranks of one pipeline stage are alike."""
+
+    stage: int
+    weights: int
+    gradients: int
+    optimizer: int
+    reference: int
+    activations: int
+    """Kept for the backward pass of a forest of `training.token_budget` tokens, those of media towers left out."""
+    logits: int
+    attention_plan: int
+
+    @property
+    def total(self) -> int:
+        return sum(value for name, value in vars(self).items() if name != "stage")
+
+
+@dataclass(frozen=True)
+class PlannedLayout:
+    """One layout and its ranks."""
+
+    layout: LayoutConfig
+    ranks: tuple[PlannedRank, ...]
+    fits: bool
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The layouts that fit, best first, or the one that was asked for."""
+
+    parameters: int
+    kv_bytes_per_token: int
+    """Keys and values of one token in an engine."""
+    engine_weights: int
+    """Bytes of the weights in an engine of one device."""
+    layouts: tuple[PlannedLayout, ...]
+
+
+class _Planner(Protocol):
+    def plan_memory(self, request: PlanRequest) -> MemoryPlan: ...
+
+
+def parse_devices(text: str) -> tuple[int, int]:
+    """Read `8x80GB` as (8, bytes of one).
+
+    Raises:
+        ConfigError: another form.
+    """
+    match = _DEVICES.fullmatch(text.strip())
+    if match is None or int(match[1]) < 1:
+        raise ConfigError(f"--devices {text!r}: write number and memory, such as 8x80GB")
+    return int(match[1]), int(float(match[2]) * 1e9)
+
+
+def parse_layout(text: str) -> LayoutConfig:
+    """Read `tp=2,dp=4`.
+
+    Raises:
+        ConfigError: an unknown name, or a value outside its range.
+    """
+    from relax_sdk.cli_settings import parse_settings
+
+    values = parse_settings([f"layout.{part.strip()}" for part in text.split(",") if part.strip()]).get("layout", {})
+    unknown = sorted(set(values) - set(LayoutConfig.__dataclass_fields__))
+    if unknown:
+        raise ConfigError(
+            f"--layout {text!r}: no field {unknown[0]!r}; there are {', '.join(LayoutConfig.__dataclass_fields__)}"
+        )
+    return LayoutConfig(**values)
+
+
+def plan_memory(request: PlanRequest) -> MemoryPlan:
+    """Say what every rank would hold.
+
+    Raises:
+        ConfigError: a model that cannot be trained, or a layout that the model or the devices do not allow.
+    """
+    if not Path(request.model).expanduser().is_dir() and "/" not in request.model:
+        raise ConfigError(f"--model {request.model!r}: neither a folder nor a built-in name such as relax/tiny-omni")
+    if request.layout is not None and request.layout.ranks > request.devices:
+        raise ConfigError(
+            f"the layout {request.layout} has {request.layout.ranks} ranks, and there are {request.devices} devices"
+        )
+    return cast(_Planner, find_runtime("local")).plan_memory(request)

@@ -1,0 +1,52 @@
+"""The command `relax plan`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from relax_sdk.cli_settings import examples
+from relax_sdk.planning import PlanRequest, parse_devices, parse_layout, plan_memory
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "relax plan --model ~/models/Qwen3-8B --devices 8x80GB",
+        "relax plan --model relax/tiny-omni --devices 4x24GB --layout tp=2,dp=2",
+    )
+)
+def plan(
+    model: Annotated[str, typer.Option(help="A built-in name or a Hugging Face folder; only its configuration is read.")],
+    devices: Annotated[str, typer.Option(help="Number and memory of the trainer's devices, such as 8x80GB.")],
+    layout: Annotated[str | None, typer.Option(help="One layout, such as tp=2,dp=4; without it all that fit.")] = None,
+    tokens: Annotated[int, typer.Option(help="training.token_budget: tokens of a forest.")] = 8192,
+    dtype: Annotated[str, typer.Option(help="training.dtype: bfloat16 or float32.")] = "bfloat16",
+    recompute: Annotated[bool, typer.Option("--recompute", help="training.recompute.")] = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="The policy keeps a copy of its weights for the KL term.")
+    ] = False,
+    most: Annotated[int, typer.Option(help="Layouts shown.")] = 10,
+) -> None:
+    """Say how much memory training takes on every rank, from the model's configuration alone."""
+    from relax_sdk.config import TrainingConfig
+
+    number, size = parse_devices(devices)
+    training = TrainingConfig(token_budget=tokens, dtype=dtype, recompute=recompute)  # type: ignore[arg-type]
+    chosen = parse_layout(layout) if layout is not None else None
+    found = plan_memory(PlanRequest(model, number, size, chosen, training, reference))
+    kinds = ("weights", "gradients", "optimizer", "reference", "activations", "logits", "attention_plan", "total")
+    typer.echo(f"{'GB of a rank':<42} stage " + " ".join(f"{kind.replace('_', ' '):>14}" for kind in kinds) + "  fits")
+    for planned in found.layouts[:most]:
+        for rank in planned.ranks:
+            cells = " ".join(f"{getattr(rank, kind) / 1e9:>14.3f}" for kind in kinds)
+            typer.echo(f"{planned.layout!s:<42} {rank.stage:>5} {cells}  {'yes' if planned.fits else 'NO'}")
+    typer.echo(
+        f"{found.parameters:,} parameters; an engine holds {found.engine_weights / 1e9:.3f} GB of weights and "
+        f"{found.kv_bytes_per_token:,} bytes of keys and values a token. Activations of media towers are not planned."
+    )
+    if not found.layouts:
+        typer.echo("no layout fits: use --recompute, fewer --tokens, or more devices")
+        raise typer.Exit(1)

@@ -1,0 +1,77 @@
+"""`relax plan` against what the tiny models really hold: weights, gradients and optimizer exactly, activations within 10%."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from relax_server.models.catalog import resolve_model
+from relax_server.training.memory_plan import Model, fitting, plan_layout
+
+from relax_sdk import TrainingConfig
+from relax_sdk.layout import LayoutConfig
+
+TINY = ["relax/tiny-qwen3", "relax/tiny-llama", "relax/tiny-omni"]
+
+
+def held(name: str, dtype: str, recompute: bool, tokens: int) -> dict[str, int]:
+    """Bytes by kind after a step, and those kept for the backward pass of a forest of about so many tokens, without media."""
+    import torch
+    from relax_server.training.batch import make_batch, read_features
+    from relax_server.training.forest import pack
+    from training_data import conversation, letter_groups, make_policy, read
+
+    from benchmarks.gpu_check import held_bytes
+
+    policy = make_policy(resolve_model(name), dtype=dtype, recompute=recompute, kl_coef=0.0)
+    policy.train_step(letter_groups(policy.processor, 2), read, 0)
+    out = held_bytes(policy)
+    sample = conversation(policy.processor, [(["a question " * (tokens // 12)], "answer")])
+    (forest,) = pack(make_batch([sample], policy.processor, read_features([sample], policy.processor, read)), 10 * tokens)
+    model = policy._loaded.model
+    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+    tensors: list[Any] = []  # or storages are freed, and their addresses used again
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+            tensors.append(tensor)
+        return tensor
+
+    model.train()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model(model.micro_batch(forest))
+    return out | {"tokens": len(forest.ids), "activations": sum(kept.values())}
+
+
+def hf_config(name: str) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(resolve_model(name))
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*((name, "float32") for name in TINY), ("relax/tiny-qwen3", "bfloat16")])
+def test_the_plan_of_one_process_is_what_it_holds(worker, name, dtype):
+    real = worker.run(held, name, dtype, False, 600)
+    training = TrainingConfig(dtype=dtype, token_budget=real["tokens"])
+    (plan,) = plan_layout(Model.of(hf_config(name)), LayoutConfig(), training, reference=False, flex=False).ranks
+    assert plan.weights == real["weights"]
+    assert abs(plan.gradients - real["gradients"]) <= 0.001 * real["gradients"]  # buffers may end with padding
+    assert abs(plan.optimizer - real["optimizer"]) <= 0.001 * real["optimizer"]  # a step counter for each tensor
+    assert abs(plan.activations - real["activations"]) < 0.1 * real["activations"], (plan.activations, real["activations"])
+
+
+def test_layouts_share_the_weights_and_the_best_that_fits_comes_first():
+    model, training = Model.of(hf_config("relax/tiny-omni")), TrainingConfig(token_budget=1024)
+    one = plan_layout(model, LayoutConfig(), training, reference=True, flex=True).ranks[0]
+    two = plan_layout(model, LayoutConfig(tp=2), training, reference=True, flex=True).ranks[0]
+    piped = plan_layout(model, LayoutConfig(pp=2), training, reference=True, flex=True)
+    assert one.weights / 2 < two.weights < one.weights and one.reference == one.weights
+    assert sum(rank.weights for rank in piped.ranks) == one.weights
+    assert plan_layout(model, LayoutConfig(tp=8), training, reference=True, flex=True).refused.startswith("layout.tp = 8")
+    found = fitting(model, 4, 10**9, training, reference=True)
+    assert found[0].layout == LayoutConfig(dp=4, distributed_optimizer=True) and len(found) > 5
+    tight = fitting(model, 4, found[0].largest, training, reference=True)
+    assert tight and all(plan.largest <= found[0].largest for plan in tight) and found[0] not in tight
