@@ -32,6 +32,7 @@ from relax_server.engines.http import HttpEngine
 from relax_server.engines.process import EngineProcess
 from relax_server.engines.settings import EngineSettings
 from relax_server.models.catalog import resolve_model
+from relax_server.models.device import this_device
 from relax_server.models.hf_inputs import hf_inputs
 from relax_server.models.processor import Processor
 from relax_server.rollout.recorder import TokenRecorder
@@ -137,9 +138,11 @@ def hf_logprobs(
     import torch
 
     items = [processor.features(store.get(ref), ref.sha256, ref.kind) for ref in sample.media]
-    ids = torch.tensor([sample.ids])
+    ids = torch.tensor([sample.ids], device=model.device)
     inputs = {
-        k: v.to(model.dtype) if k in ("pixel_values", "pixel_values_videos", "input_features") else v
+        k: v.to(model.device, model.dtype)
+        if k in ("pixel_values", "pixel_values_videos", "input_features")
+        else v.to(model.device)
         for k, v in hf_inputs(items).items()
     }
     model.model.rope_deltas = None
@@ -148,7 +151,7 @@ def hf_logprobs(
     logits[:, list(processor.banned_ids)] = -torch.inf
     for warp in warpers(sampling):
         logits = warp(ids, logits)
-    logprobs = torch.log_softmax(logits[:-1], -1).gather(1, ids[0, 1:, None])[:, 0].numpy()
+    logprobs = torch.log_softmax(logits[:-1], -1).gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
     return logprobs[np.asarray(sample.loss_mask[1:], bool)]
 
 
@@ -185,6 +188,7 @@ def reference(folder: Path, store: MediaStore, samples: dict[Case, list[relax.Sa
 
     torch.set_num_threads(1)
     processor, model = Processor.load(folder), Model.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    model.to(this_device(model.dtype))  # type: ignore[arg-type]
     return {
         case: np.concatenate([hf_logprobs(model, processor, sample, store, case.sampling) for sample in rows])
         for case, rows in samples.items()

@@ -1,0 +1,442 @@
+"""Does all of Relax Gym work on this machine's GPU, and how fast? One table, within ten minutes, without a network.
+
+    python -m benchmarks.gpu_check [--device cuda|cpu] [--only attention parity step engine run]
+
+- *attention*: FlexAttention and dense blocks, result and gradient, against blocks in float64.
+- *parity*: engine, trainer and transformers say the same logprobs, in float32 and bfloat16.
+- *step*: whole training steps of a random 0.6B Qwen3 and a random 0.5B omni model in bfloat16: tokens/s, share of the device's
+  peak arithmetic (MFU), memory by kind.
+- *engine*: tokens/s of the embedded engine with the 0.6B model, and how long it takes, and stands still for, new weights.
+- *run*: `tone-v0` trained for a few steps, with all processes of a run.
+
+Each part is a process of its own with a time limit; one that fails is told in the table, and the others go on. With
+`--device cpu` the same program runs with tiny models: it shows that the program works, and nothing of a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import save
+
+NEEDS = (
+    "gpu_check needs one NVIDIA GPU with 24 GB or more, a CUDA build of PyTorch, 8 GB of free disk in the temporary folder and "
+    "about ten minutes; no network. `--device cpu` runs the same program with tiny models."
+)
+LIMIT = 150.0
+"""Seconds for one part, on a GPU."""
+CPU_LIMIT = 900.0
+
+PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "4090": 165e12}
+"""Operations per second in bfloat16 without sparsity, from NVIDIA's data sheets, by a part of the device's name."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    part: str
+    case: str
+    figure: str
+    value: float | str | None
+    bar: float | None = None
+    """At most so much; None: no bar."""
+
+    def plain(self) -> dict[str, Any]:
+        ok = None if self.bar is None else isinstance(self.value, float) and self.value <= self.bar
+        return vars(self) | {"ok": {None: None, True: "yes", False: "NO"}[ok]}
+
+
+def device_name() -> str:
+    """The GPU's name, else the CPU's."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+
+
+def wait_for_device() -> None:
+    """Wait until all that was begun on the GPU is done."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+# ------------------------------------------------------------------------------------------------------------- attention
+
+
+def attention(small: bool) -> list[Row]:
+    """Both ways of attention."""
+    import torch
+    from relax_server.models.device import this_device
+    from relax_server.training.megatron import cpu
+
+    cpu.install()
+    device = this_device(torch.float32)
+    shapes = [(300, 4, 2, 32)] if small else [(1000, 16, 8, 128), (8000, 16, 8, 128), (8000, 16, 4, 64)]
+    return [row for shape in shapes for dtype in ("float32", "bfloat16") for row in one_attention(*shape, dtype, device)]
+
+
+def one_attention(t: int, heads: int, groups: int, d: int, dtype: str, device: Any) -> list[Row]:
+    """Both ways of attention for one shape."""
+    import numpy as np
+    import torch
+    from relax_server.training.megatron.attention import attend
+    from relax_server.training.megatron.flex import flex_mask
+
+    end = torch.from_numpy(forest(t, np.random.default_rng(0))).to(device)
+    inputs = [torch.randn(t, h, d, device=device, dtype=torch.float64) for h in (heads, groups, groups)]
+    weight = torch.randn(t, heads * d, device=device, dtype=torch.float64)
+
+    def compute(kind: torch.dtype, flex: Any, gradient: bool) -> list[torch.Tensor]:
+        q, k, v = (x.detach().to(kind, copy=True).requires_grad_(gradient) for x in inputs)
+        out = attend(q, k, v, end, None, flex=flex)
+        slopes = torch.autograd.grad((out * weight.to(kind)).sum(), (q, k, v)) if gradient else ()
+        return [out.detach(), *slopes]
+
+    case, rows = f"{t} tokens, {heads}/{groups} heads of {d}, {dtype}", list[Row]()
+    kind, wanted = getattr(torch, dtype), compute(torch.float64, None, True)
+    bar = 2e-5 if dtype == "float32" else 3e-2
+    for way in ("blocks", "flex"):
+        gradient = way == "blocks" or device.type == "cuda"
+        mask = flex_mask(end) if way == "flex" else None
+        found = compute(kind, mask, gradient)  # on a GPU this compiles
+        worst = [float((a.double() - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted, strict=False)]
+        rows.append(Row("attention", case, f"{way}: result", worst[0], bar))
+        if gradient:
+            rows.append(Row("attention", case, f"{way}: gradient", max(worst[1:]), bar))
+        else:
+            rows.append(Row("attention", case, f"{way}: gradient", "not on a CPU"))
+        rows.append(Row("attention", case, f"{way}: ms", 1e3 * seconds(functools.partial(compute, kind, mask, gradient))))
+    return rows
+
+
+def forest(t: int, rng: Any) -> Any:
+    """`end` of trunks with a dozen branches each, int64 [t]."""
+    import numpy as np
+
+    end, at = np.empty(t, np.int64), 0
+    while at < t:
+        stop = min(t, at + int(rng.integers(t // 8, t // 4)))
+        trunk = at + max(1, (stop - at) // 3)
+        end[at:trunk] = stop
+        while trunk < stop:
+            after = min(stop, trunk + int(rng.integers(16, max(17, (stop - at) // 6))))
+            end[trunk:after] = after
+            trunk = after
+        at = stop
+    return end
+
+
+def seconds(call: Callable[[], Any], times: int = 5) -> float:
+    """Median seconds of a call, until its work is done."""
+    taken = []
+    for _ in range(times):
+        wait_for_device()
+        began = time.perf_counter()
+        call()
+        wait_for_device()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+# ---------------------------------------------------------------------------------------------------------------- parity
+
+
+def parity(small: bool) -> list[Row]:
+    """Engine, trainer and transformers on the same tokens; the bars are those of `benchmarks.parity`."""
+    import numpy as np
+
+    from benchmarks import parity as bench
+    from relax_sdk.media import MediaStore
+
+    wanted = [
+        case for case in bench.CASES if case.name in ("text", "mixed") and (case.dtype == "bfloat16") == (len(case.turns) > 1)
+    ]
+    if small:
+        wanted = [case for case in wanted if case.name == "mixed"]
+    bench.CASES[:] = [replace(case, turns=case.turns[:1]) for case in wanted]
+    args = argparse.Namespace(tokens=8 if small else 32, samples=2 if small else 8)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        folder, store = bench.sharpen(root / "model", 0), MediaStore(root / "media")
+        samples = asyncio.run(bench.sample_all(folder, store, args))
+        hf = {dtype: bench.reference(folder, store, samples, dtype) for dtype in ("float32", "bfloat16")}
+        for case, rows_of in samples.items():
+            trainer = policy(folder, dtype=case.dtype)
+            says = np.concatenate(trainer.logprobs(rows_of, lambda ref: store.get(ref)))
+            found, name = bench.row(case, rows_of, says, hf), f"{case.name}, {case.dtype}"
+            if case.dtype == "float32":
+                rows += [Row("parity", name, key, found[key], bar) for key, bar in bench.BARS.items()]
+            else:
+                own = {what: bench.BF16_BAR * found[f"bf16 itself {what}"] for what in bench.QUANTILES}
+                rows += [
+                    Row("parity", name, f"engine-trainer {w}", found[f"engine-trainer {w}"], bar) for w, bar in own.items()
+                ]
+    return rows
+
+
+def policy(folder: Path, **training: Any) -> Any:
+    """A trainer without a reference."""
+    from relax_server.training.policy import PolicyModel
+
+    import relax_sdk as relax
+
+    return PolicyModel(
+        folder,
+        algorithm=relax.AlgorithmConfig(kl_coef=0.0),
+        optimizer=relax.OptimizerConfig(lr=1e-6),
+        training=relax.TrainingConfig(**training),
+        total_steps=100,
+        seed=0,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------------ step
+
+
+def step(small: bool) -> list[Row]:
+    """Whole training steps of two random models."""
+    from benchmarks.gpu_models import omni_model, text_model
+
+    rows: list[Row] = []
+    for name, build in (("Qwen3", text_model), ("omni", omni_model)):
+        with tempfile.TemporaryDirectory() as temporary:
+            rows += steps_of(name, build(Path(temporary) / "model", small), small)
+    return rows
+
+
+def steps_of(name: str, folder: Path, small: bool) -> list[Row]:
+    """Steps of one model on random groups, in bfloat16 with masters in float32; after one to warm up, five are measured."""
+    import torch
+
+    from benchmarks.gpu_groups import random_groups
+
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() if on_gpu else 0
+    trainer = policy(folder, dtype="bfloat16", token_budget=1024 if small else 8192)
+    groups, media = random_groups(trainer.processor, 2 if small else 8, 64 if small else 512)
+    trainer.train_step(groups, media, version=0)
+    held = held_bytes(trainer)
+    times, tokens = [], 0.0
+    for number in range(1 if small else 5):
+        wait_for_device()
+        began = time.perf_counter()
+        metrics = trainer.train_step(groups, media, version=1 + number)
+        wait_for_device()
+        times.append(time.perf_counter() - began)
+        tokens = metrics["forest_tokens"]
+    took, active = statistics.median(times), active_parameters(trainer)
+    rows = [
+        Row("step", name, "parameters", float(sum(p.numel() for p in trainer._loaded.model.parameters()))),
+        Row("step", name, "seconds", took),
+        Row("step", name, "tokens/s", tokens / took),
+    ]
+    peak = next((value for part, value in PEAK.items() if on_gpu and part in device_name()), None)
+    rows.append(Row("step", name, "MFU", None if peak is None else 6 * active * tokens / took / peak))
+    planned = planned_rank(folder, trainer.training)
+    for kind, size in held.items():
+        rows.append(Row("step", name, f"{kind}, MB", size / 1e6))
+        rows.append(Row("step", name, f"{kind} as planned, MB", getattr(planned, kind) / 1e6))
+        rows.append(Row("step", name, f"{kind}: difference from the plan", abs(size - getattr(planned, kind)) / size, 0.1))
+    rows.append(Row("step", name, "activations and logits as planned, MB", (planned.activations + planned.logits) / 1e6))
+    if on_gpu:
+        most = torch.cuda.max_memory_allocated() - before
+        rows.append(Row("step", name, "peak, MB", most / 1e6))
+        rows.append(Row("step", name, "activations and logits at the peak, MB", (most - sum(held.values())) / 1e6))
+    return rows
+
+
+def planned_rank(folder: Path, training: Any) -> Any:
+    """What `relax plan` says of one process."""
+    from relax_server.training.memory_plan import Model, plan_layout
+    from transformers import AutoConfig
+
+    from relax_sdk.layout import LayoutConfig
+
+    model = Model.of(AutoConfig.from_pretrained(folder))
+    return plan_layout(model, LayoutConfig(), training, reference=False, flex=True).ranks[0]
+
+
+def held_bytes(trainer: Any) -> dict[str, int]:
+    """Bytes that a policy holds between steps, by kind, each storage once."""
+    ddp, made = trainer.trainer.ddp, trainer.trainer.optimizer
+    inner = getattr(made, "chained_optimizers", [made])
+    weights = list(trainer._loaded.model.parameters())
+    gradients = [buffer.grad_data for buffer in (*ddp.buffers, *ddp.expert_parallel_buffers)]
+    state: list[Any] = []
+    for optimizer in inner:
+        masters = getattr(optimizer, "fp32_from_float16_groups", [])
+        state += [p for group in masters for p in group]
+        state += [x for values in optimizer.optimizer.state.values() for x in values.values() if hasattr(x, "untyped_storage")]
+    seen: set[int] = set()
+    out: dict[str, int] = {}
+    for kind, tensors in (("weights", weights), ("gradients", gradients), ("optimizer", state)):
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        out[kind] = sum(size for place, size in storages.items() if place not in seen)
+        seen |= set(storages)
+    return out
+
+
+def active_parameters(trainer: Any) -> float:
+    """Parameters that a token meets: of the experts, those that it is sent to; towers are not counted."""
+    config = trainer._loaded.model.config
+    share = (config.moe_router_topk / config.num_moe_experts) if config.num_moe_experts else 1.0
+    named = trainer._loaded.model.gpt.named_parameters()
+    return sum(
+        p.numel() * (share if ".experts." in name else 1.0) for name, p in named if "embedding" not in name or share == 1.0
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- engine
+
+
+def engine(small: bool) -> list[Row]:
+    """The embedded engine: throughput, and new weights."""
+    from benchmarks.gpu_models import text_model
+
+    with tempfile.TemporaryDirectory() as temporary:
+        return asyncio.run(served(text_model(Path(temporary) / "model", small), Path(temporary), small))
+
+
+async def served(model: Path, root: Path, small: bool) -> list[Row]:
+    """One engine with one model."""
+    from relax_server.engines.addresses import EngineAddress
+    from relax_server.engines.base import GenerateRequest
+    from relax_server.engines.kinds import connect, process_of
+    from relax_server.engines.settings import EngineSettings
+
+    from benchmarks.weights import in_shared_memory, measure
+    from relax_sdk.config import SamplingParams
+
+    process = process_of("embedded", model, root / "engine.log", EngineSettings(dtype="bfloat16"))
+    await process.start(LIMIT if not small else CPU_LIMIT)
+    client = connect(EngineAddress(process.url, "embedded", process.token), model, model)
+    try:
+        n, length = (4, 16) if small else (128, 256)
+        sampling = SamplingParams(max_new_tokens=length, ignore_eos=True)
+        rows: list[Row] = []
+        for batch in (1, n):
+            requests = [GenerateRequest(list(range(40, 72 + i % 8)), sampling, rid=f"{batch}-{i}") for i in range(batch)]
+            began = time.perf_counter()
+            answers = await asyncio.gather(*(client.generate(r, timeout=LIMIT * 4) for r in requests))
+            taken = time.perf_counter() - began
+            made = sum(len(g.response_ids) for answer in answers for g in answer)
+            rows.append(Row("engine", f"{batch} at once", "tokens/s", made / taken))
+        with in_shared_memory(model, "engine") as weights:
+            await measure(client, weights, 1)
+            seen = [await measure(client, weights, 2 + i) for i in range(1 if small else 3)]
+        rows += [Row("publishing", "through shared memory", k, statistics.median(s[k] for s in seen)) for k in seen[0]]
+    finally:
+        await client.close()
+        await process.stop()
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------------------------- run
+
+
+def run(small: bool) -> list[Row]:
+    """A short run with all its processes."""
+    import relax_sdk as relax
+
+    steps = 2 if small else 40
+    settings: dict[str, Any] = {"warmup": {"steps": 2}, "eval": {"every": 0, "limit": 8}} if small else {"eval": {"every": 0}}
+    if small:
+        settings["rollout"] = {"groups_per_step": 2, "group_size": 2}
+    with tempfile.TemporaryDirectory() as temporary:
+        began = time.perf_counter()
+        done = relax.Trainer("tone-v0", seed=0, folder=Path(temporary) / "run", **settings).fit(steps=steps, progress=False)
+        taken, metrics = time.perf_counter() - began, done.metrics
+    held_out = next(row["eval_reward"] for row in reversed(metrics) if "eval_reward" in row)
+    return [
+        Row("run", f"tone-v0, {steps} steps", "seconds", taken),
+        Row("run", f"tone-v0, {steps} steps", "seconds of a step", statistics.median(r["seconds_step"] for r in metrics)),
+        Row("run", f"tone-v0, {steps} steps", "held-out reward", held_out),
+        Row("run", f"tone-v0, {steps} steps", "largest gap of logprobs", max(r["logprob_gap_max"] for r in metrics), 1e-3),
+    ]
+
+
+PARTS: dict[str, Callable[[bool], list[Row]]] = dict(attention=attention, parity=parity, step=step, engine=engine, run=run)
+
+
+def in_process(part: str, small: bool) -> list[dict[str, Any]]:
+    """The rows of a part, from a process of its own; one that fails is a row that says so."""
+    print(f"{part} …", flush=True)
+    env = (
+        os.environ
+        | ({"CUDA_VISIBLE_DEVICES": ""} if small else {})
+        | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    )
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(temporary) / "rows.json"
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu_check",
+            "--part",
+            part,
+            "--to",
+            str(out),
+            "--device",
+            "cpu" if small else "cuda",
+        ]
+        try:
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=CPU_LIMIT if small else LIMIT)
+            said = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        except subprocess.TimeoutExpired as late:
+            return [Row(part, "", f"not done within {late.timeout:.0f} s", None, 0.0).plain()]
+        if done.returncode or not out.exists():
+            print(done.stderr[-4000:], file=sys.stderr)
+            return [Row(part, "", f"failed: {said[0][:200]}", None, 0.0).plain()]
+        return json.loads(out.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
+    parser.add_argument("--to", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    small = args.device == "cpu"
+    if args.part:
+        args.to.write_text(json.dumps([row.plain() for row in PARTS[args.part](small)], default=float))
+        return
+    print(NEEDS, flush=True)
+    import torch
+
+    if not small and not torch.cuda.is_available():
+        built = "a CUDA build that sees no GPU" if torch.version.cuda else "a CPU build"
+        raise SystemExit(
+            f"no GPU: PyTorch {torch.__version__} is {built}; `--device cpu` runs the same program with tiny models"
+        )
+    began = time.perf_counter()
+    rows = [row for part in args.only for row in in_process(part, small)]
+    print(f"device: {'CPU' if small else device_name()}, PyTorch {torch.__version__}, {time.perf_counter() - began:.0f} s")
+    name = "gpu_check_on_cpu" if small else "gpu_check"
+    save(name, rows, device="CPU" if small else device_name(), torch=torch.__version__, seconds=time.perf_counter() - began)
+    if any(row["ok"] == "NO" for row in rows):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
