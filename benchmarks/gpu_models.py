@@ -74,6 +74,8 @@ def _random(folder: Path, source: Path, change: dict[str, Any]) -> Path:
     settings = json.loads((folder / "config.json").read_text())
     for name, value in change.items():
         settings[name] = settings[name] | value if isinstance(value, dict) else value
+    for part in (settings, settings.get("text_config", {})):
+        part.pop("layer_types", None)  # of the layers that there were
     rope = settings.get("text_config", {}).get("rope_parameters")
     if rope is not None:
         half = settings["text_config"]["head_dim"] // 2
