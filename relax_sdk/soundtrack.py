@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def decode_soundtrack(data: bytes, sampling_rate: int = SAMPLING_RATE) -> np.nda
         with av.open(io.BytesIO(data), "r", format=demuxer, options=options) as container:
             if not container.streams.audio:
                 return None
-            stream = container.streams.audio[0]
+            stream: Any = container.streams.audio[0]
             stream.thread_count = 1
             resampler = av.AudioResampler("flt", "mono", sampling_rate)
             for frame in chain(container.decode(stream), [None]):

@@ -71,7 +71,7 @@ class FeatureExtractor:
             return self._audio(decode_audio(data, self.config.audio.sampling_rate))
         if kind == "image":
             frames, settings = decode_image(data)[None], self.config.image
-            size = settled_size("image", *frames.shape[1:3], settings, settings.max_pixels)
+            size = settled_size("image", frames.shape[1], frames.shape[2], settings, settings.max_pixels)
             return _visual(frames, "image", settings, size, None)
         if kind == "video":
             return self._video(data)
@@ -140,7 +140,7 @@ class FeatureExtractor:
     def _video(self, data: bytes) -> MediaFeatures:
         settings, sampler = self.config.video, _Sampler(self.config.sampling)
         frames, fps = decode_video(data, sample=sampler)
-        size = self.film_shape(*frames.shape[:3])
+        size = self.film_shape(len(frames), frames.shape[1], frames.shape[2])
         seen = replace(_visual(frames, "video", settings, size, settings.temporal / fps), times=self._times(sampler))
         wave = decode_soundtrack(data, self.config.audio.sampling_rate) if self.config.hears_films else None
         if wave is None:

@@ -63,11 +63,11 @@ def see(extractor: FeatureExtractor, path: Path, kind: str, out: Path) -> dict[s
         return {"kind": kind, **told, "features": {"shape": shape}}
     if kind == "image":
         frames, fps, settings = decode_image(data)[None], None, config.image
-        height, width = settled_size(kind, *frames.shape[1:3], settings, settings.max_pixels)
+        height, width = settled_size(kind, frames.shape[1], frames.shape[2], settings, settings.max_pixels)
     else:
         frames, fps = decode_video(data, sample=config.sampling)
         settings = config.video
-        height, width = extractor.film_shape(*frames.shape[:3])
+        height, width = extractor.film_shape(len(frames), frames.shape[1], frames.shape[2])
     seen = resize(frames, height, width, settings)
     shown = np.unique(np.linspace(0, len(seen) - 1, min(FRAMES, len(seen))).round().astype(int)).tolist()
     names = [_png(seen[index], out.with_name(f"{out.name}-{number}.png")) for number, index in enumerate(shown)]
