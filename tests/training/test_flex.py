@@ -62,7 +62,7 @@ def compare(seed: int, least: int) -> dict[str, float]:
     for flex in (None, mask):
         # PyTorch refuses a gradient on a CPU. Its reference has one all the same, and it shows mask and padding to be right.
         with mock.patch.object(torch_flex, "_validate_device", lambda *_: None):
-            out = attend(q, k, v, end, 0.3, flex)
+            out = attend(q, k, v, end, 0.3, flex=flex)
         results.append((out.detach(), *torch.autograd.grad((out * weight).sum(), (q, k, v))))
     out, dq, dk, dv = (float((a - b).abs().max() / b.abs().max()) for a, b in zip(*results, strict=True))
     return {
@@ -106,7 +106,8 @@ def model_with_flex(path: Path) -> dict[str, float]:
     micro = model.micro_batch(forest)
     assert micro.flex is None
     model.flex = True
-    both = [forward(model, m).hidden for m in (micro, model.micro_batch(forest))]
+    both: list[torch.Tensor] = []
+    forward(model, [micro, model.micro_batch(forest)], lambda found, number: both.append(found.hidden))
     return {"difference": float((both[0] - both[1]).abs().max()), "scale": float(torch.stack(both).abs().max())}
 
 
