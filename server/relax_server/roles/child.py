@@ -66,7 +66,7 @@ def run_role(role: str, channel: Outlet, inbox: queue.SimpleQueue[Any], first: A
             from relax_server.roles.rollout import run_rollout
 
             run_rollout(channel, inbox, first)
-        elif role == "policy":
+        elif role.partition("-")[0] == "policy":  # or another rank of it
             from relax_server.roles.policy import run_policy
 
             run_policy(channel, inbox, first)

@@ -262,7 +262,7 @@ class Controller:
 
     def standing(self) -> RunStatus:
         """How the run stands."""
-        named = {"policy": self.policy, "rollout": self.rollout} | self.fields.all
+        named = self.roles.policy.ranks | {"rollout": self.rollout} | self.fields.all
         roles = role_statuses(named, self.engines.slots, self.restarts)
         told, progress = self.observer, self.progress
         return RunStatus(

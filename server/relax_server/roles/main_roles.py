@@ -12,6 +12,7 @@ from relax_sdk.runtime import Job
 from relax_server.roles.fleet import EngineFleet
 from relax_server.roles.messages import BatchTaken, Beat, Died, RolloutReport, Saved, StartPolicy, StartRollout, StepDone
 from relax_server.roles.placement import Exchange, Placement
+from relax_server.roles.rank_group import RankGroup
 from relax_server.roles.record import Warns
 from relax_server.roles.restarts import Restarts
 
@@ -59,7 +60,8 @@ class MainRoles:
     ) -> None:
         self._job, self._placement, self._restarts, self._warn = job, placement, restarts, warn
         self._model_path, self._exchange = model_path, exchange
-        self.policy = placement.role("policy", job.folder, hear_policy, threads=job.config.training.threads)
+        threads, ranks = job.config.training.threads, job.config.layout.ranks
+        self.policy = RankGroup(placement, "policy", job.folder, hear_policy, threads, ranks)
         self.rollout = placement.role("rollout", job.folder, hear_rollout)
         self._rollout_at: float | None = None
         """When the rollout was heard of last, once it is ready."""
@@ -82,6 +84,7 @@ class MainRoles:
                 exchange.features,
                 self._placement.journal,
                 job.holder.id,
+                one_machine=self._placement.one_machine,
             )
         )
 
@@ -127,7 +130,10 @@ class MainRoles:
             self._rollout_at = None
             self.rollout.kill()
         limit = SILENCE_SECONDS if self._policy_waits else STEP_SECONDS
-        if self._policy_at is not None and now - self._policy_at > limit and self.policy.alive():
+        heard = self._policy_at
+        if heard is not None and self._policy_waits:
+            heard = min(heard, self.policy.quiet_since())
+        if heard is not None and now - heard > limit and self.policy.alive():
             self._warn(f"the trainer said nothing for {limit:.0f} s and is killed", "alarm", "policy")
             self._policy_at = None
             self.policy.kill()

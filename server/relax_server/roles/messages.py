@@ -205,6 +205,12 @@ class StartPolicy:
     """Where groups are kept; None: in the run folder."""
     claim: str | None = None
     """`Holder.id` of the program that has claimed the run in the journal."""
+    rank: int = 0
+    """Number of this process among the ranks of the policy; 0 leads them."""
+    meeting: Path | None = None
+    """File by which the ranks find each other; None: there is one."""
+    one_machine: bool = True
+    """All ranks are on this machine, so that they need not be reached from elsewhere."""
 
 
 @dataclass(frozen=True)

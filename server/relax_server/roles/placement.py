@@ -18,12 +18,20 @@ from relax_server.roles.process import RoleProcess
 class Role(Protocol):
     """A role in a process of its own; its messages, and `Died`, go to whoever started it."""
 
-    generation: int
-    """How often it was started; `Died` says which of them ended."""
-    host: str
-    """Name of the machine that it is on; empty where that is not known yet."""
-    since: float | None
-    """Unix seconds of its last start; None before that."""
+    @property
+    def generation(self) -> int:
+        """How often it was started; `Died` says which of them ended."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """Name of the machine that it is on; empty where that is not known yet."""
+        ...
+
+    @property
+    def since(self) -> float | None:
+        """Unix seconds of its last start; None before that."""
+        ...
 
     @property
     def pid(self) -> int | None:
@@ -125,7 +133,7 @@ class Placement(Protocol):
         """A role, not started yet.
 
         Args:
-            name: `rollout`, `policy`, `advantages` or `reference`.
+            name: `rollout`, `policy`, `policy-1` and so on for its other ranks, `advantages` or `reference`.
             folder: of the run.
             on_message: gets its messages, in the event loop that starts it.
             threads: of numeric libraries.
@@ -167,11 +175,17 @@ class Placement(Protocol):
         """The database that keeps the groups; None: a file in the run folder."""
         ...
 
+    @property
+    def one_machine(self) -> bool:
+        """All roles are on one machine, and see its shared memory."""
+        ...
+
 
 class LocalPlacement:
     """Processes on this machine."""
 
     journal: str | None = None
+    one_machine = True
 
     def role(self, name: str, folder: Path, on_message: Callable[[Any], None], threads: int = 1) -> Role:
         return RoleProcess(name, folder, on_message, threads)

@@ -19,7 +19,7 @@ from relax_server.garbage import settle
 from relax_server.journal import open_journal
 from relax_server.roles.batch_figures import batch_figures
 from relax_server.roles.channel import Outlet
-from relax_server.roles.field_worker import REFERENCE_ROLE, field_roles, wait_for_fields
+from relax_server.roles.field_worker import wait_for_fields
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import (
     BatchTaken,
@@ -36,10 +36,11 @@ from relax_server.roles.messages import (
     Warn,
 )
 from relax_server.roles.poison import POISON, check_bearable, poisoned
+from relax_server.roles.policy_ranks import join_ranks, make_policy, run_rank
 from relax_server.roles.token_records import TokenRecords
 from relax_server.timeline import Timeline
 from relax_server.training.group_fields import ADVANTAGES_FIELD, REF_LOG_PROBS, Given, field_names
-from relax_server.training.policy import PolicyModel
+from relax_server.training.ranks import AllRanks
 
 if TYPE_CHECKING:
     from relax_server.bus.field_queue import FieldQueue
@@ -56,9 +57,19 @@ CONTINUE_SECONDS = 1500.0
 
 
 def run_policy(channel: Outlet, inbox: queue.SimpleQueue[Any], first: StartPolicy) -> None:
-    """Serve until the last step or a `Stop`."""
+    """Serve until the last step or a `Stop`; a rank other than 0 does what rank 0 has it do."""
+    join_ranks(first)
+    if first.rank:
+        run_rank(channel, first)
+        return
     role = PolicyRole(channel, inbox, first)
     role.begin()
+    serve(role, inbox)
+    role.ranks.end()
+
+
+def serve(role: PolicyRole, inbox: queue.SimpleQueue[Any]) -> None:
+    """Do what the controller wants, to the last step or a `Stop`."""
     while True:
         message = inbox.get()
         if isinstance(message, Warmup):
@@ -81,19 +92,8 @@ class PolicyRole:
         self.journal = open_journal(first.journal or self.layout.journal, claim=first.claim)
         ahead = (config.batches_ahead + 1) * config.rollout.groups_per_step  # all that the rollout may be ahead
         self.bus = open_bus(config.bus, self.journal, first.run, CONSUMER, ttl=LEASE_SECONDS, ahead=ahead)
-        self.policy = PolicyModel(
-            first.model_path,
-            algorithm=config.algorithm,
-            optimizer=config.optimizer,
-            training=config.training,
-            total_steps=config.steps,
-            sampling=config.sampling,
-            seed=config.seed,
-            features=first.features,
-            own_reference=REFERENCE_ROLE not in field_roles(config),
-            tuning=config.tuning,
-            publish_adapters=config.publishes_adapters,
-        )
+        self.policy = make_policy(first)
+        self.ranks = AllRanks(self.policy, self.media)
         self.records = TokenRecords(self.journal, first.run) if config.training.record_tokens else None
         self.unsaved: list[str] = []
         """Groups trained on since the last checkpoint."""
@@ -109,8 +109,8 @@ class PolicyRole:
         """Load the checkpoint, if there is one, put the weights out and say so."""
         if self.start.checkpoint is not None:
             if self.layout.reference.exists():
-                self.policy.load_reference(self.layout.reference)
-            meta = self.policy.load(self.start.checkpoint)
+                self.ranks.call("load_reference", self.layout.reference)
+            meta = self.ranks.call("load", self.start.checkpoint)
             self.bus.ack(meta["groups"], self.policy.step)  # it may have died between the checkpoint and its ack
         self.bus.restore(self.policy.step)
         self.channel.send(PolicyReady(self.policy.step, self.put_out(), self.cluster))
@@ -128,10 +128,10 @@ class PolicyRole:
         for group in groups:
             samples = [sample for trajectory in group.counted for sample in trajectory.samples()]
             with self.timeline.span("warm-up step"):
-                self.policy.warmup_step(samples, self.media, config.lr)
-        self.policy.end_warmup()
+                self.ranks.call("warmup_step", samples, config.lr)
+        self.ranks.call("end_warmup")
         if self.start.config.algorithm.kl_coef:
-            self.policy.export(self.layout.reference)
+            self.ranks.call("export", self.layout.reference)
         self.save(last=False)
         self.channel.send(PolicyReady(self.policy.step, self.put_out(), self.cluster))
 
@@ -145,7 +145,7 @@ class PolicyRole:
         folder = self.start.weights / f"v{self.version}"
         with self.timeline.span("publish", version=self.version):
             folder.mkdir(exist_ok=True)  # not its parents: they are gone once nobody needs them
-            self.policy.export_weights(folder)
+            self.ranks.call("export_weights", folder)
         return folder
 
     # --------------------------------------------------------------------------------------------------------------- train
@@ -248,7 +248,7 @@ class PolicyRole:
     def one_step(self, batch: GroupBatch, given: Given | None, began: float, seconds_fields: float) -> StepDone:
         """Train on one batch and put the new weights out."""
         taken = time.perf_counter()
-        metrics: dict[str, Any] = dict(self.policy.train_step(batch.groups, self.media, batch.version, given))
+        metrics: dict[str, Any] = dict(self.ranks.call("train_step", batch.groups, batch.version, given))
         trained = time.perf_counter()
         if self.records is not None and self.policy.tokens is not None:
             self.records.add(batch.groups, self.policy.tokens, self.policy.step, batch.version)
@@ -291,7 +291,7 @@ class PolicyRole:
 
         def attempt(index: int) -> None:
             own = given.only(index) if given is not None else None
-            self.policy.attempt(batch.groups[index], self.media, batch.version, own)
+            self.ranks.call("attempt", batch.groups[index], batch.version, own)
 
         found = poisoned(batch.groups, attempt)
         for id, reason in found.items():
@@ -313,14 +313,14 @@ class PolicyRole:
             if self.records is not None:
                 self.records.finish()
             if not folder.exists():
-                self.policy.save(folder, {"groups": self.unsaved, "step": step})
+                self.ranks.call("save", folder, {"groups": self.unsaved, "step": step})
             self.bus.ack(self.unsaved, step)
         self.unsaved = []
         for old in self.layout.checkpoints()[: -self.start.config.training.keep_checkpoints]:
             shutil.rmtree(old, ignore_errors=True)
         if last:
             self.bus.release_ahead()
-            self.policy.export(self.layout.weights)
+            self.ranks.call("export", self.layout.weights)
         self.channel.send(Saved(step, folder, last))
 
 

@@ -22,6 +22,7 @@ from relax_server.roles import shared_memory
 from relax_server.roles.field_worker import REFERENCE_ROLE, field_roles
 from relax_server.roles.placement import Engine, Exchange, Role
 from relax_server.roles.process import thread_limits
+from relax_server.roles.rank_group import rank_name
 from relax_server.roles.ray.role import RayEngine, RayRole
 
 PLACE_SECONDS = 120.0
@@ -31,7 +32,8 @@ PLACE_SECONDS = 120.0
 def needs(config: RunConfig) -> dict[str, int]:
     """CPUs of the actors of a run; each engine takes one."""
     fields = {role: config.training.threads if role == REFERENCE_ROLE else 1 for role in field_roles(config)}
-    return {"controller": 1, "rollout": 1, "policy": config.training.threads} | fields | {"engines": config.engines}
+    ranks = {rank_name("policy", rank): config.training.threads for rank in range(config.layout.ranks)}
+    return {"controller": 1, "rollout": 1} | ranks | fields | {"engines": config.engines}
 
 
 def listed(cpus: dict[str, int]) -> str:

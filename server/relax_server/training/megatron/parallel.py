@@ -26,6 +26,10 @@ SHARED = "All ranks of the policy have stopped at this error."
 _layout = LayoutConfig()
 _control: Any = None
 """Group of all ranks for plain data and numbers on the CPU; None: the default group."""
+_calls: Any = None
+"""Group of all ranks in which they wait for what rank 0 wants done."""
+IDLE = timedelta(days=365)
+"""How long a rank waits for rank 0; when that process ends, so does the wait."""
 
 
 def initialize(
@@ -73,7 +77,7 @@ def initialize(
 
 
 def _join(rank: int, ranks: int, host: str, port: int | None, store: Any) -> None:
-    global _control
+    global _control, _calls
     stores: Any = dist
     if store is None:
         if ranks == 1:
@@ -87,18 +91,20 @@ def _join(rank: int, ranks: int, host: str, port: int | None, store: Any) -> Non
         backend = "nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
-    _control = dist.new_group(backend="gloo", timeout=TIMEOUT) if backend != "gloo" and ranks > 1 else None
+    if ranks > 1:
+        _control = dist.new_group(backend="gloo", timeout=TIMEOUT) if backend != "gloo" else None
+        _calls = dist.new_group(backend="gloo", timeout=IDLE)
 
 
 def shutdown() -> None:
     """Leave the group."""
-    global _layout, _control
+    global _layout, _control, _calls
     from megatron.core import parallel_state
 
     if dist.is_initialized():
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
-    _layout, _control = LayoutConfig(), None
+    _layout, _control, _calls = LayoutConfig(), None, None
 
 
 def layout() -> LayoutConfig:
@@ -218,6 +224,19 @@ def gather(value: Any) -> list[Any]:
     out: list[Any] = [None] * _layout.ranks
     dist.all_gather_object(out, value, group=_control)
     return out
+
+
+def from_lead(value: Any) -> Any:
+    """Plain data of rank 0, on every rank; the others wait for it as long as it takes.
+
+    Args:
+        value: of rank 0; the other ranks' is not looked at.
+    """
+    if _layout.ranks == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, 0, group=_calls)
+    return box[0]
 
 
 @contextmanager
