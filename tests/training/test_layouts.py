@@ -84,3 +84,45 @@ CELLS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def test_a_layout_is_one_process(ranks: Ranks, alone: Any, tmp_path: Path, name: str) -> None:
     model, layout, settings = CELLS[name]
     compare(ranks, alone, tmp_path, model, LayoutConfig(**layout), **settings)
+
+
+def two_steps(rank: int, layout: LayoutConfig, port: int, folder: Path, checkpoint: Path | None) -> Any:
+    """A step, a checkpoint and a step; or, from a checkpoint, the second step alone."""
+    begin(rank, layout, port)
+    policy = make_policy(OMNI, eps=1e-3, lr=5e-3, warmup_steps=0, token_budget=150)
+    if checkpoint is not None:
+        policy.load(checkpoint)
+    else:
+        policy.train_step(letter_groups(policy.processor), read, 0)
+        policy.save(folder / "checkpoint", {})
+    policy.train_step(letter_groups(policy.processor, seed=1), read, 1)
+    policy.export_weights(folder / "weights")
+
+
+DIVIDED = dict(distributed_optimizer=True)
+WRITES = {"dp": dict(dp=2), "dp, divided optimizer": dict(dp=2) | DIVIDED, "dp, ep": dict(dp=2, ep=2), "tp": dict(tp=2)}
+READS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "dp": dict(dp=2),
+    "tp": dict(tp=2),
+    "pp": dict(pp=2),
+    "cp": dict(cp=2),
+    "dp, ep": dict(dp=2, ep=2),
+    "dp, ep, divided optimizer": dict(dp=2, ep=2) | DIVIDED,
+}
+
+
+@pytest.mark.parametrize("written", WRITES)
+def test_a_checkpoint_goes_on_in_every_layout(ranks: Ranks, tmp_path: Path, written: str) -> None:
+    """The second step is that of the run which went on in the first layout; in that layout to the last bit."""
+    first = LayoutConfig(**WRITES[written])
+    ranks.run(first, two_steps, tmp_path, None)
+    wanted = read_weights(tmp_path / "weights")
+    divided = first.distributed_optimizer
+    for name, values in {**READS, written: WRITES[written]}.items():
+        layout = LayoutConfig(**values)
+        if layout.distributed_optimizer != divided and layout != first:
+            continue
+        ranks.run(layout, two_steps, tmp_path / name, tmp_path / "checkpoint")
+        difference, where = largest_relative_difference(read_weights(tmp_path / name / "weights"), wanted)
+        assert difference <= (0 if layout == first else 10 * CLOSE), (name, where)

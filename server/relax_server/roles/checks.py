@@ -26,6 +26,20 @@ def check_modalities(job: Job, model_path: Path) -> None:
         )
 
 
+def check_division(config: RunConfig, model_path: Path) -> None:
+    """Refuse a layout that the model cannot be divided in.
+
+    Raises:
+        ConfigError: the field, its value, and what the model has.
+    """
+    from relax_server.models.division import check_layout
+    from relax_server.models.families import family_of
+    from relax_server.models.processor import Processor
+
+    hf_config = Processor.load(model_path).hf_config
+    check_layout(family_of(hf_config.model_type).text(hf_config), config.layout)
+
+
 def algorithm_notes(config: RunConfig) -> list[str]:
     """What a user should know of settings that are allowed, but do less than one may think."""
     algorithm = config.algorithm

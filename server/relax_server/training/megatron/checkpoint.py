@@ -24,11 +24,13 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from relax_sdk.errors import CheckpointError
 from relax_server.machine_limits import refusal
+from relax_server.training.megatron import optimizer_state, parallel
 from relax_server.training.megatron.folder import replace_folder
 from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.trainer import MegatronTrainer
 
-FORMAT = 2
+FORMAT, READ = 3, (2, 3)
+"""Of the checkpoints that are written, and those that can be read."""
 HEADER = "relax.json"
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 """A file with one of these errors is not there; any other error says that it cannot be read or written now."""
@@ -79,17 +81,10 @@ def _tracker() -> Any:
     return get_cuda_rng_tracker()
 
 
-def _state(trainer: MegatronTrainer) -> dict[str, Any]:
-    """Model and optimizer as Megatron shards them.
-
-    AdamW makes its moments and step counts at its first step; here they are made if it has not, with the same numbers.
-    """
-    for chained in trainer.optimizer.chained_optimizers:
-        chained.init_state_fn(chained.optimizer, chained.config)
-        for parameter, state in chained.optimizer.state.items():
-            state.setdefault("step", torch.zeros((), device=parameter.device))
+def _state(trainer: MegatronTrainer, *, loading: bool) -> dict[str, Any]:
+    """Model and optimizer as Megatron shards them."""
     model = _weights(trainer.model)
-    return {"model": model, "optimizer": trainer.optimizer.sharded_state_dict(model)}
+    return {"model": model, "optimizer": optimizer_state.sharded_state(trainer.optimizer, model, loading=loading)}
 
 
 def _weights(model: ForestModel) -> dict[str, Any]:
@@ -111,11 +106,12 @@ def _take_weights(model: ForestModel, state: dict[str, Any]) -> None:
         raise RuntimeError(f"Error(s) in loading state_dict: missing {missing[:4]}, unexpected {unexpected[:4]}")
 
 
-def _with_step(optimizer: dict[str, Any]) -> dict[str, Any]:
-    """Megatron does not write a step count of zero."""
-    inner = optimizer.get("optimizer", optimizer)
-    inner["state"].setdefault("common_step", torch.zeros(()))
-    return optimizer
+def _restore_generators(saved: Any) -> None:
+    """Take the generators of this rank; in another layout than the checkpoint's, those of rank 0."""
+    states = saved if isinstance(saved, list) else [saved]  # format 2 has those of the one rank
+    own = states[parallel.rank()] if len(states) == parallel.layout().ranks else states[0]
+    torch.set_rng_state(own["torch"])
+    _tracker().set_states(own["megatron"])
 
 
 def save(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any], step: int, meta: dict[str, Any]) -> None:
@@ -143,8 +139,8 @@ def save(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any], st
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         dist.barrier()
-        state = _state(trainer)
-        state["generators"] = {"torch": torch.get_rng_state(), "megatron": _tracker().get_states()}
+        state = _state(trainer, loading=False)
+        state["generators"] = parallel.gather({"torch": torch.get_rng_state(), "megatron": _tracker().get_states()})
         dist_checkpointing.save(state, str(partial), sharded_strategy=SaveInThisProcess())
         dist.barrier()
         if dist.get_rank() == 0:
@@ -207,8 +203,8 @@ def read_header(folder: Path) -> dict[str, Any]:
     """
     try:
         header = json.loads((folder / HEADER).read_text())
-        if header["format"] != FORMAT:
-            raise CheckpointError(f"{folder}: checkpoint format {header['format']}, this version reads {FORMAT}")
+        if header["format"] not in READ:
+            raise CheckpointError(f"{folder}: checkpoint format {header['format']}, this version reads {READ[0]} to {READ[-1]}")
         return {name: header[name] for name in ("format", "step", "identity", "meta", "files")}
     except OSError as error:
         if error.errno in ABSENT:
@@ -232,11 +228,10 @@ def load(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any]) ->
     header = _fitting_header(folder, _plain(identity))
     with _failures_told(folder):
         _check_files(folder, header)
-        state: Any = dist_checkpointing.load(_state(trainer), str(folder))
+        state: Any = dist_checkpointing.load(_state(trainer, loading=True), str(folder))
         _take_weights(trainer.model, state["model"])
-        trainer.optimizer.load_state_dict(_with_step(state["optimizer"]))
-    torch.set_rng_state(state["generators"]["torch"])
-    _tracker().set_states(state["generators"]["megatron"])
+        optimizer_state.load(trainer.optimizer, state["optimizer"])
+    _restore_generators(state["generators"])
     return header["step"], header["meta"]
 
 

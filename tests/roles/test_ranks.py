@@ -1,0 +1,88 @@
+"""Whole runs whose trainer is several processes: any of them may be lost, and the run goes on as if none had been."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_runs import fit_watched, left_behind, trainer
+from our_processes import children
+from relax_server.journal import open_journal
+from relax_server.roles.layout import RunLayout
+
+import relax_sdk as relax
+
+
+def send_signal(name: str, number: int) -> None:
+    """Signal one rank of the trainer by its name."""
+    (victim,) = [process for process, command in children().items() if name in command]
+    victim.send_signal(number)
+
+
+class InTurn:
+    """Does something to one rank after another, each time two steps after the trainer is back."""
+
+    def __init__(self, names: list[str], act: Callable[[str], Any]) -> None:
+        self.left, self.act, self.next = names, act, 2
+
+    def __call__(self, step: int) -> None:
+        if self.left and step >= self.next:
+            self.next = step + 3
+            self.act(self.left.pop(0))
+
+
+def all_trained_once(run: relax.Run, steps: int) -> None:
+    """Every step was done, and no group was lost or trained on twice."""
+    assert [row["step"] for row in run.metrics] == list(range(1, steps + 1))
+    counts = open_journal(RunLayout(run.folder).journal).counts(run.folder.name)
+    assert counts.acked == steps * 4 and counts.leased == 0
+    assert not left_behind()
+
+
+def test_killing_each_rank_loses_nothing_and_the_role_alone_starts_again(tmp_path: Path) -> None:
+    in_turn = InTurn(["policy-1", "policy"], lambda name: send_signal(name, signal.SIGKILL))
+    watch, run = fit_watched(trainer(tmp_path / "run", layout={"dp": 2}), 8, in_turn)
+    assert not in_turn.left
+    all_trained_once(run, 8)
+    again = [warning for warning in watch.warnings if "starting it again" in warning]
+    assert len(again) == 2 and all("the policy process ended (killed by SIGKILL" in warning for warning in again)
+    status = json.loads((run.folder / "status.json").read_text())
+    assert {"policy", "policy-1"} <= {role["name"] for role in status["roles"]}
+
+
+def test_a_layout_that_cannot_be_is_refused_before_any_process_starts(tmp_path: Path) -> None:
+    with pytest.raises(
+        relax.ConfigError, match=r"layout\.tp = 4: the model has 2 key and value heads, which 4 "
+    ):
+        trainer(tmp_path / "run", layout={"tp": 4}).fit(steps=1, progress=False)
+    assert not (tmp_path / "run" / "logs" / "policy.log").exists()
+
+
+@pytest.mark.nightly
+def test_a_rank_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from relax_server.roles import main_roles
+
+    def freeze(name: str) -> None:
+        monkeypatch.setattr(main_roles, "SILENCE_SECONDS", 4.0)
+        monkeypatch.setattr(main_roles, "STEP_SECONDS", 6.0)
+        send_signal(name, signal.SIGSTOP)
+
+    in_turn = InTurn(["policy-1", "policy"], freeze)
+    _, run = fit_watched(trainer(tmp_path / "run", layout={"dp": 2}), 10, in_turn)
+    assert not in_turn.left
+    all_trained_once(run, 10)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_killing_each_of_four_ranks_ten_times_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_server.roles.restarts.MAX_RESTARTS", 40)
+    names = ["policy", "policy-1", "policy-2", "policy-3"] * 10
+    in_turn = InTurn(names, lambda name: send_signal(name, signal.SIGKILL))
+    _, run = fit_watched(trainer(tmp_path / "run", layout={"dp": 2, "tp": 2}), 3 * 40 + 4, in_turn)
+    assert not in_turn.left
+    all_trained_once(run, 3 * 40 + 4)
