@@ -27,20 +27,17 @@ class LayoutConfig:
     sp: bool = True
     """Sequence parallelism: with `tp` above 1, norms and residuals hold a part of the tokens each. A mixture of experts needs
     it."""
-    vpp: int = 1
-    """Interleaved pipeline: stages that each pipeline process holds; above 1 it needs `pp` above 1."""
     distributed_optimizer: bool = False
     """Masters and moments of the optimizer are divided over the processes of `dp`."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("tp", "pp", "cp", "ep", "dp", "vpp"):
+        for name in ("tp", "pp", "cp", "ep", "dp"):
             require(getattr(self, name) >= 1, self, name, "1 or more")
         shared = self.tp * self.cp * self.dp
         require(
             shared % self.ep == 0, self, "ep", f"a divisor of tp * cp * dp = {shared}, over whose processes experts are divided"
         )
-        require(self.vpp == 1 or self.pp > 1, self, "vpp", "1 where pp is 1: there is one stage only")
 
     @property
     def ranks(self) -> int:
@@ -60,7 +57,7 @@ class LayoutConfig:
 
     def __str__(self) -> str:
         """The numbers above 1, such as `tp=2 dp=2`; `one process` if there are none."""
-        parts = [f"{name}={getattr(self, name)}" for name in ("tp", "pp", "cp", "ep", "dp", "vpp") if getattr(self, name) > 1]
+        parts = [f"{name}={getattr(self, name)}" for name in ("tp", "pp", "cp", "ep", "dp") if getattr(self, name) > 1]
         if self.tp > 1 and not self.sp:
             parts.append("sp=False")
         if self.distributed_optimizer:

@@ -55,9 +55,7 @@ def test_killing_each_rank_loses_nothing_and_the_role_alone_starts_again(tmp_pat
 
 
 def test_a_layout_that_cannot_be_is_refused_before_any_process_starts(tmp_path: Path) -> None:
-    with pytest.raises(
-        relax.ConfigError, match=r"layout\.tp = 4: the model has 2 key and value heads, which 4 "
-    ):
+    with pytest.raises(relax.ConfigError, match=r"layout\.tp = 4: the model has 2 key and value heads, which 4 "):
         trainer(tmp_path / "run", layout={"tp": 4}).fit(steps=1, progress=False)
     assert not (tmp_path / "run" / "logs" / "policy.log").exists()
 

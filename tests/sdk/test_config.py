@@ -58,7 +58,6 @@ BAD: list[tuple[type, str, Any, str]] = [
     (RolloutConfig, "episode_timeout", NAN, "a number"),
     (LayoutConfig, "tp", 0, "1 or more"),
     (LayoutConfig, "ep", 2, "a divisor of tp * cp * dp = 1, over whose processes experts are divided"),
-    (LayoutConfig, "vpp", 2, "1 where pp is 1: there is one stage only"),
     (MediaConfig, "fps", 0.0, "above 0, or None"),
     (MediaConfig, "max_frames", 1, "2 or more, or None"),
     (MediaConfig, "use_audio_in_video", 1, "true or false"),
