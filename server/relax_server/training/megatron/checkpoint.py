@@ -30,7 +30,7 @@ from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.trainer import MegatronTrainer
 
 FORMAT, READ = 3, (2, 3)
-"""Of the checkpoints that are written, and those that can be read."""
+"""Formats of the checkpoints that are written, and of those that can be read."""
 HEADER = "relax.json"
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 """A file with one of these errors is not there; any other error says that it cannot be read or written now."""
