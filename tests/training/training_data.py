@@ -127,7 +127,9 @@ def make_trajectory(turns: list[Turn], reward: float, index: int = 0, group: str
 def letter_groups(processor: Processor, n_groups: int = 4, size: int = 6, seed: int = 0, version: int = 0) -> list[Group]:
     """Groups of one-turn episodes that answer a letter; A is right. The media differ from group to group."""
     rng = np.random.default_rng(seed)
-    kinds = ["audio", "image", "video", "short"] if processor.modalities else [""]
+    kinds = ["audio", "image", "video", "short"]
+    if "audio" not in processor.modalities:
+        kinds = ["image2", "image", "video", "image"] if processor.modalities else [""]
     groups = []
     for g in range(n_groups):
         parts = [kinds[g % len(kinds)]] if processor.modalities else []

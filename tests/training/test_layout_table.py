@@ -1,0 +1,35 @@
+"""Every architecture in every layout of the table in docs/layouts.md: trained as in one process, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from layout_steps import Alone, compare, of_one_process
+from rank_workers import Ranks
+from relax_server.models.families import TABLE
+from relax_server.models.families.page import LAYOUTS, refusal
+
+from relax_sdk import ConfigError
+
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("ranks")]
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    return of_one_process(ranks, lambda: tmp_path_factory.mktemp("one"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", TABLE)
+def test_an_architecture_is_trained_in_a_layout_or_refused(
+    ranks: Ranks, alone: Alone, tmp_path: Path, family: str, layout: str
+) -> None:
+    its, shape = TABLE[family], LAYOUTS[layout]
+    reason = refusal(its, shape)
+    if reason is None:
+        compare(ranks, alone, tmp_path, its.tiny, shape)
+        return
+    with pytest.raises(ConfigError) as refused:
+        compare(ranks, alone, tmp_path, its.tiny, shape)
+    assert str(refused.value) == reason
