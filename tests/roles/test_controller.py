@@ -68,7 +68,7 @@ class Training:
         placement = cast(Placement, StandIns())
         exchange = Exchange(weights, None)
         self.controller = Controller(job, self.record, placement, self.journal, claim, folder, exchange)
-        self.policy = cast(StandIn, self.controller.policy)
+        self.policy = cast(StandIn, self.controller.roles.policy.ranks["policy"])
         self.controller.figures.begin(0)
         self.task = asyncio.create_task(self.controller.train())
         self.controller.stopping.watch(self.task)
