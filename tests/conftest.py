@@ -19,6 +19,8 @@ RAY = {
     "test_transfer_queue_defects.py",
 }
 """They look at what is left of Ray on the whole machine, so that one worker has them all."""
+RANKS = {"test_data_parallel.py", "test_layout_table.py", "test_layouts.py", "test_step_tokens.py"}
+"""They share the processes that are ranks, so that one worker has them all."""
 ENGINES = "contract/test_engine_"
 """They share the engines, so that one worker has them all, too."""
 
@@ -44,6 +46,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _group(path: Path) -> str:
     if path.name in RAY:
         return "ray"
+    if path.name in RANKS:
+        return "ranks"
     return str(path.parent) if ENGINES in path.as_posix() else str(path)
 
 
@@ -68,9 +72,9 @@ def pytest_keep_what_is_near(config: pytest.Config, items: list[pytest.Item]) ->
 
 
 def _key(nodeid: str) -> tuple[str, str]:
-    """File and name of a test; pytest-xdist puts its group, `ray` or an absolute path, behind an `@`."""
+    """File and name of a test; pytest-xdist puts its group, `ray`, `ranks` or an absolute path, behind an `@`."""
     file, name = nodeid.split("::", 1)
-    return file, re.sub(r"@(ray|/.*)$", "", name)
+    return file, re.sub(r"@(ray|ranks|/.*)$", "", name)
 
 
 class Durations:

@@ -21,7 +21,7 @@ def worker() -> Iterator[Worker]:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
-    """Tests that use it are marked `xdist_group("ranks")`, so that one process of the tests has them all."""
+    """Processes for layouts of several ranks; the files that use them are named in `RANKS` of the conftest above."""
     ranks = Ranks()
     yield ranks
     ranks.close()

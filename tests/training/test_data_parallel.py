@@ -15,7 +15,6 @@ from relax_sdk.layout import LayoutConfig
 
 OMNI = "relax/tiny-omni"
 ONE, TWO = LayoutConfig(), LayoutConfig(dp=2)
-pytestmark = pytest.mark.xdist_group("ranks")
 
 
 def weights(policy: Any, folder: Path) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from relax_server.models.families.page import LAYOUTS, refusal
 
 from relax_sdk import ConfigError
 
-pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("ranks")]
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,6 @@ from training_data import largest_relative_difference, letter_groups, make_polic
 from relax_sdk.config import SamplingParams
 from relax_sdk.layout import LayoutConfig
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 
 @pytest.fixture(scope="module")
 def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Alone:

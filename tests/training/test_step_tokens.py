@@ -110,7 +110,6 @@ def one_step(rank: int, layout: LayoutConfig, port: int) -> list[np.ndarray]:
     return [policy.tokens.logprobs, policy.tokens.entropy, policy.tokens.advantages]
 
 
-@pytest.mark.xdist_group("ranks")
 def test_each_of_two_ranks_has_the_tokens_of_both(ranks: Ranks) -> None:
     (one,) = ranks.run(LayoutConfig(), one_step)
     for values in ranks.run(LayoutConfig(dp=2), one_step):

@@ -42,7 +42,7 @@ from relax_server.models.adapter_files import delta
 from relax_server.training.megatron.adapted_weights import AdaptedWeight
 
 MARK = ".adapter.lora_"
-"""In the name of every parameter of an adapter, and of no other."""
+"""The part of a name that every parameter of an adapter has, and no other."""
 
 
 def is_adapter(parameter: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,7 +98,10 @@ def _join(rank: int, ranks: int, host: str, port: int | None, store: Any) -> Non
 
 
 def shutdown() -> None:
-    """Leave the group."""
+    """Leave the group.
+
+    Models and optimizers hold on to its process groups in circles; each group has threads, which end when it is collected.
+    """
     global _layout, _control, _calls
     from megatron.core import parallel_state
 
@@ -105,6 +109,7 @@ def shutdown() -> None:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
     _layout, _control, _calls = LayoutConfig(), None, None
+    gc.collect()
 
 
 def layout() -> LayoutConfig:
