@@ -28,7 +28,7 @@ SMALL = dict(
 
 
 class Heard:
-    """An observer that remembers."""
+    """An observer that remembers all but the warning that `SMALL` has no format warm-up."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -37,7 +37,8 @@ class Heard:
     def stage(self, text: str) -> None: ...
 
     def warn(self, text: str) -> None:
-        self.warnings.append(text)
+        if "warmup.steps = 0 leaves the format warm-up out" not in text:
+            self.warnings.append(text)
 
     def step(self, metrics: dict[str, Any]) -> None:
         self.steps.append(metrics)

@@ -127,6 +127,7 @@ async def test_media_do_not_count_as_text(work: KeyThreads, monkeypatch: pytest.
         (b'"' + b"\\n" * (9 << 20) + b'"', "9437184 bytes of text that is escaped or not ASCII"),
         ('"' + "é" * (5 << 20) + '"', "10485760 bytes of text that is escaped or not ASCII"),
     ],
+    ids=["brackets", "commas", "escapes", "not_ascii"],
 )
 def test_what_takes_long_to_parse_is_not_parsed(raw: bytes | str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "orjson", None)

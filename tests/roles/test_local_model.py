@@ -76,7 +76,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Any,
 
     monkeypatch.setattr(local_model, "LocalPlacement", Placement)
     monkeypatch.setattr(local_model, "start_engine", engine)
-    monkeypatch.setattr(local_model, "resolve_model", lambda name, seed=0: tmp_path)
+    monkeypatch.setattr(local_model, "resolve_model", lambda name, seed=0, media=None: tmp_path)
     RunLayout(tmp_path).weights.mkdir(parents=True)
     model = LocalRuntime().open_model(Job(EnvSpec("x-v0", relax.Env), RunConfig("x-v0"), tmp_path), lambda text: None)
     yield model, made[0]
