@@ -6,22 +6,35 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from rank_workers import Ranks
+from rank_workers import Ranks, leave
 from training_worker import Worker
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
-def worker() -> Iterator[Worker]:
+def one_worker() -> Iterator[Worker]:
     worker = Worker()
     yield worker
     worker.close()
 
 
+@pytest.fixture(scope="module")
+def worker(one_worker: Worker) -> Iterator[Worker]:
+    """The process of the session, which is in no group of ranks while no test needs it."""
+    yield one_worker
+    one_worker.run(leave)
+
+
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Ranks]:
-    """Processes for layouts of several ranks; the files that use them are named in `RANKS` of the conftest above."""
+def all_ranks() -> Iterator[Ranks]:
     ranks = Ranks()
     yield ranks
     ranks.close()
+
+
+@pytest.fixture(scope="module")
+def ranks(all_ranks: Ranks) -> Iterator[Ranks]:
+    """Processes for layouts of several ranks; the files that use them are named in `RANKS` of the conftest above."""
+    yield all_ranks
+    all_ranks.leave()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from typing import Any
 
@@ -14,8 +15,19 @@ def begin(rank: int, layout: LayoutConfig, port: int) -> None:
     """Take part in a layout, in the place of the one before."""
     from relax_server.training.megatron import parallel
 
-    parallel.shutdown()
+    leave()
     parallel.initialize(seed=0, layout=layout, rank=rank, port=port)
+
+
+def leave() -> None:
+    """Take part in no layout any more. Each group of ranks has threads that look for news a hundred times a second."""
+    from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
+    from relax_server.training.megatron import parallel
+
+    for item in gc.get_objects():
+        if issubclass(type(item), MoETokenDispatcher):  # the graph of its last tokens holds its model where nothing frees it
+            vars(item).clear()
+    parallel.shutdown()
 
 
 class Ranks:
@@ -42,6 +54,11 @@ class Ranks:
         if errors:
             raise errors[0]
         return answers
+
+    def leave(self) -> None:
+        """Let the processes take part in no layout."""
+        for worker in self._workers:
+            worker.run(leave)
 
     def close(self) -> None:
         for worker in self._workers:

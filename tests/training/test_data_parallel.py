@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rank_workers import Ranks, begin
+from relax_server.models.processor import Processor
 from relax_server.models.weight_files import read_weights
 from training_data import largest_difference, letter_groups, make_policy, read
 
@@ -57,6 +58,22 @@ def go_on(rank: int, layout: LayoutConfig, port: int, folder: Path, start: Any, 
     return weights(policy, folder)
 
 
+def prepared(rank: int, layout: LayoutConfig, port: int) -> list[str]:
+    """Media, by their hashes, that this rank prepares for a step; each group of the batch has its own."""
+    begin(rank, layout, port)
+    policy = make_policy(OMNI, token_budget=64)
+    made: list[str] = []
+    whole = policy.processor.features
+
+    def features(data: bytes, sha256: str, kind: Any) -> Any:
+        made.append(sha256)
+        return whole(data, sha256, kind)
+
+    policy.processor.features = features  # type: ignore[method-assign]
+    policy.train_step(letter_groups(Processor.load(policy.model_path)), read, 0)
+    return sorted(made)
+
+
 @pytest.mark.parametrize(("token_budget", "n_groups"), [(64, 4), (100_000, 4), (100_000, 1)])
 def test_two_ranks_are_one(ranks: Ranks, tmp_path: Path, token_budget: int, n_groups: int) -> None:
     """With the large budget one forest holds all, and is divided; a single sample leaves the second rank nothing to compute."""
@@ -82,3 +99,11 @@ def test_a_checkpoint_of_another_number_of_ranks(ranks: Ranks, tmp_path: Path, f
     ranks.run(first, go_on, tmp_path, None, 1, tmp_path / "c")
     changed = ranks.run(second, go_on, tmp_path, tmp_path / "c", 2, None)[0]
     assert largest_difference(changed, ranks.run(ONE, go_on, tmp_path, None, 2, None)[0]) < 2e-6
+
+
+def test_each_rank_prepares_the_media_of_its_own_forests(ranks: Ranks) -> None:
+    everything = ranks.run(ONE, prepared)[0]
+    assert len(everything) == len(set(everything)) == 4
+    first, second = ranks.run(TWO, prepared)
+    assert first and second and sorted(first + second) == everything
+    assert ranks.run(LayoutConfig(pp=2), prepared) == [everything, []], "the second stage has no towers"

@@ -59,7 +59,7 @@ class TokenBatch:
     """int64 [n_samples], leading tokens that are inputs: what comes before the last trained token."""
     trained: Trained
     media: tuple[MediaFeatures, ...]
-    """Each distinct item once."""
+    """Each distinct item once, in the order of `distinct_media`; with several ranks, outlines."""
     vocab_size: int
     """Keys from here on are placeholders: `vocab_size + item * MEDIA_SPAN + place`."""
     routes: tuple[np.ndarray | None, ...] = ()
@@ -74,6 +74,11 @@ class TokenBatch:
         return len(self) * int(self.n_inputs.max(initial=0))
 
 
+def distinct_media(samples: Sequence[Sample]) -> list[MediaRef]:
+    """The media items of samples, each once, in the order of `TokenBatch.media`."""
+    return list({ref.key: ref for ref in chain.from_iterable(sample.media for sample in samples)}.values())
+
+
 def read_features(samples: Sequence[Sample], processor: Processor, read: ReadMedia) -> dict[MediaKey, MediaFeatures]:
     """Prepare the features of each distinct media item, by its key.
 
@@ -81,12 +86,29 @@ def read_features(samples: Sequence[Sample], processor: Processor, read: ReadMed
         MediaError: an item is damaged.
         TokenError: the model does not take its kind.
     """
-    features: dict[MediaKey, MediaFeatures] = {}
-    for ref in chain.from_iterable(sample.media for sample in samples):
-        if ref.key not in features:
-            data = b"" if processor.has_features(ref.sha256, ref.kind) else read(ref)
-            features[ref.key] = processor.features(data, ref.sha256, ref.kind)
-    return features
+    return prepared(distinct_media(samples), processor, read)
+
+
+def prepared(refs: Sequence[MediaRef], processor: Processor, read: ReadMedia) -> dict[MediaKey, MediaFeatures]:
+    """Prepare the features of media items, by their keys.
+
+    Raises:
+        MediaError, TokenError: as `read_features`.
+    """
+    return {ref.key: processor.features(_bytes(ref, processor, read), ref.sha256, ref.kind) for ref in refs}
+
+
+def outlined(refs: Sequence[MediaRef], processor: Processor, read: ReadMedia) -> dict[MediaKey, MediaFeatures]:
+    """Outline the features of media items, by their keys: all of them but their tensors, which is enough to lay out a batch.
+
+    Raises:
+        MediaError, TokenError: as `read_features`.
+    """
+    return {ref.key: processor.outline(_bytes(ref, processor, read), ref) for ref in refs}
+
+
+def _bytes(ref: MediaRef, processor: Processor, read: ReadMedia) -> bytes:
+    return b"" if processor.has_features(ref.sha256, ref.kind) else read(ref)
 
 
 def make_batch(
@@ -153,12 +175,7 @@ def _keys(
     samples: Sequence[Sample], ids: np.ndarray, start: np.ndarray, processor: Processor, features: dict[MediaKey, MediaFeatures]
 ) -> tuple[np.ndarray, tuple[MediaFeatures, ...]]:
     """Keys of all tokens, and the distinct media items in the order of their numbers."""
-    number: dict[MediaKey, int] = {}
-    media: list[MediaFeatures] = []
-    for ref in chain.from_iterable(s.media for s in samples):
-        if ref.key not in number:
-            number[ref.key] = len(media)
-            media.append(features[ref.key])
+    number = {ref.key: i for i, ref in enumerate(distinct_media(samples))}
     placeholders = np.flatnonzero(np.isin(ids, list(processor.placeholder_ids.values())))
     counts = np.diff(np.searchsorted(placeholders, start))
     known: dict[tuple[MediaKey, ...], tuple[np.ndarray, np.ndarray]] = {}
@@ -182,7 +199,7 @@ def _keys(
             sample = int(np.searchsorted(start, placeholders[wrong][0], "right") - 1)
             raise TokenError(f"sample {sample}: {int(wrong.sum())} placeholders are of another kind than their media")
         keys[placeholders] = processor.vocab_size + np.concatenate([rows for rows, _ in wanted])
-    return keys, tuple(media)
+    return keys, tuple(features[key] for key in number)
 
 
 def _positions(

@@ -48,7 +48,9 @@ class Forest:
     row: np.ndarray
     """int64 [n], the row of logits that predicts each entry, as an index into `rows`."""
     media: tuple[MediaFeatures, ...]
-    """Each item of this forest once."""
+    """Each item of this forest once; an outline before the rank that computes the forest has prepared it."""
+    items: np.ndarray
+    """int64 [m], which of `TokenBatch.media` they are."""
     media_token: np.ndarray
     """int64 [p], tokens that are placeholders."""
     media_item: np.ndarray
@@ -163,6 +165,7 @@ def _forest(batch: TokenBatch, members: Sequence[int], shared: Sequence[int], tr
         entry=np.concatenate(entries),
         row=row,
         media=tuple(batch.media[i] for i in items),
+        items=items,
         media_token=tokens,
         media_item=item,
         media_offset=places % MEDIA_SPAN,

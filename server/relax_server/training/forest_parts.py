@@ -74,6 +74,7 @@ def nothing() -> Forest:
         entry=none,
         row=none,
         media=(),
+        items=none,
         media_token=none,
         media_item=none,
         media_offset=none,

@@ -5,6 +5,7 @@ On CPU a model, once made, has torch patched for the whole process (see `megatro
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ from torch import Tensor
 
 from relax_sdk.config import SamplingParams, TrainingConfig
 from relax_sdk.errors import ConfigError
+from relax_sdk.media import MediaKey
 from relax_sdk.model_export import SHARD_SIZE
 from relax_sdk.trajectory import Group, Sample
 from relax_sdk.tuning import Tuning
 from relax_server.machine_limits import limits_told
 from relax_server.models.adapter_files import fingerprint
 from relax_server.models.device import this_device
-from relax_server.models.processor import Processor
-from relax_server.training.batch import ReadMedia, TokenBatch, make_batch, read_features
+from relax_server.models.processor import MediaFeatures, Processor
+from relax_server.training.batch import ReadMedia, TokenBatch, distinct_media, make_batch, outlined, prepared
 from relax_server.training.forest import Forest, pack
 from relax_server.training.forest_parts import STRIPE, cost, deal, nothing, padded, share
 from relax_server.training.megatron import checkpoint, folder, parallel
@@ -88,10 +90,11 @@ class LogprobModel:
         Raises:
             TokenError: tokens and media do not fit together.
         """
+        features = self._features(samples, media)
         with parallel.together():
-            batch = make_batch(samples, self.processor, read_features(samples, self.processor, media))
+            batch = make_batch(samples, self.processor, features)
         targets = self._targets(batch)
-        mine = self._mine(self._pack(batch))
+        mine = self._with_media(self._mine(self._pack(batch)), samples, media)
         flat = parallel.known_on_any_rank(self._forward(mine, targets).cpu().numpy())
         cuts = np.searchsorted(batch.trained.sample, np.arange(1, len(batch)))
         return np.split(flat, cuts)
@@ -174,6 +177,36 @@ class LogprobModel:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
+
+    def _features(self, samples: Sequence[Sample], media: ReadMedia) -> dict[MediaKey, MediaFeatures]:
+        """The features of all media of a batch. Several ranks know their outlines only, of which each has made some, until
+        `_with_media`.
+
+        Raises:
+            MediaError, TokenError: see `read_features`.
+        """
+        refs, ranks = distinct_media(samples), parallel.layout().ranks
+        if ranks == 1:
+            return prepared(refs, self.processor, media)
+        with parallel.together():
+            own = outlined(refs[parallel.rank() :: ranks], self.processor, media)
+        return {key: outline for part in parallel.gather(own) for key, outline in part.items()}
+
+    def _with_media(self, mine: Sequence[Forest], samples: Sequence[Sample], media: ReadMedia) -> list[Forest]:
+        """Prepare the media of this rank's forests, and of no others; a rank without towers prepares none.
+
+        Raises:
+            MediaError: an item is damaged, which its outline did not tell.
+        """
+        if parallel.layout().ranks == 1:
+            return list(mine)
+        refs = distinct_media(samples)
+        with parallel.together():
+            wanted = sorted({int(i) for forest in mine for i in forest.items}) if self._loaded.model.place.first else []
+            whole = prepared([refs[i] for i in wanted], self.processor, media)
+            if not wanted:
+                return list(mine)
+            return [dataclasses.replace(f, media=tuple(whole[refs[i].key] for i in f.items)) for f in mine]
 
     def _pack(self, batch: TokenBatch, only: Sequence[int] | None = None) -> list[Forest]:
         """The forests of a batch; with data parallelism at least one for each rank, if there are as many samples."""

@@ -19,7 +19,7 @@ from relax_server.machine_limits import limits_told
 from relax_server.models.adapter_files import fingerprint
 from relax_server.training.algorithms import find
 from relax_server.training.anchor import KeptReference
-from relax_server.training.batch import ReadMedia, TokenBatch, make_batch, read_features
+from relax_server.training.batch import ReadMedia, TokenBatch, make_batch
 from relax_server.training.forest import Forest
 from relax_server.training.group_fields import Given, by_turn, flat_logprobs
 from relax_server.training.megatron import checkpoint, folder, parallel
@@ -107,10 +107,12 @@ class PolicyModel(LogprobModel):
         Raises:
             TokenError: tokens and media do not fit together.
         """
+        features = self._features(samples, media)
         with parallel.together():
-            batch = make_batch(samples, self.processor, read_features(samples, self.processor, media))
+            batch = make_batch(samples, self.processor, features)
         targets = self._targets(batch)
-        results = self._accumulate(self._mine(self._pack(batch)), cross_entropy, targets)
+        mine = self._with_media(self._mine(self._pack(batch)), samples, media)
+        results = self._accumulate(mine, cross_entropy, targets)
         self.trainer.step(lr)
         return parallel.sum_over_ranks([float(sum(r["loss"] for r in results if r))])[0] / len(batch.trained)
 
@@ -144,8 +146,7 @@ class PolicyModel(LogprobModel):
         self.spans, self.updates_taken = metrics.spans, 0
         parts, targets, tokens = self._prepare(groups, media, version, given, metrics)
         lr = self.schedule.at(self.step)
-        for number, forests in enumerate(parts):
-            mine = self._mine(forests)
+        for number, mine in enumerate(parts):
             with metrics.seconds("forward_backward"):
                 results = self._accumulate(mine, self._objective, targets)
             told = [(forest, result) for forest, result in zip(mine, results, strict=bool(results)) if result]
@@ -174,8 +175,8 @@ class PolicyModel(LogprobModel):
         if not any(trajectory.n_response_tokens for trajectory in group.counted):
             return
         parts, targets, _ = self._prepare([group], media, version, given, StepMetrics())
-        for forests in parts:
-            self._accumulate(self._mine(forests), self._objective, targets)
+        for mine in parts:
+            self._accumulate(mine, self._objective, targets)
             self.trainer.check_gradient()
 
     # --------------------------------------------------------------------------------------------- weights, checkpoints
@@ -258,29 +259,31 @@ class PolicyModel(LogprobModel):
         """All of a step that comes before its first update.
 
         Returns:
-            Its forests by update, what they are trained on, and what becomes its account by token.
+            This rank's forests by update, what they are trained on, and what becomes the batch's account by token.
         """
-        with parallel.together():
-            with metrics.seconds("plan"):
-                own = given.advantages if given is not None else None
-                advantages = [by_turn(g, a) for g, a in zip(groups, own, strict=True)] if own is not None else None
-                collected = collect(groups, self.algorithm, advantages)
-                if not collected.samples:
-                    raise TrainingError(f"none of {len(groups)} groups has a token to train on")
-            with metrics.seconds("features"):
-                features = read_features(collected.samples, self.processor, media)
-            with metrics.seconds("plan"):
-                pairs = zip(collected.trajectories, collected.samples, strict=True)
-                routes = [sample_routes(t, s) for t, s in pairs] if self.training.replay_routes else []
-                batch = make_batch(collected.samples, self.processor, features, routes)
-                split = collected.split(self.algorithm.updates_per_batch)
-                parts = [self._pack(batch, part) for part in split]
+        with parallel.together(), metrics.seconds("plan"):
+            own = given.advantages if given is not None else None
+            advantages = [by_turn(g, a) for g, a in zip(groups, own, strict=True)] if own is not None else None
+            collected = collect(groups, self.algorithm, advantages)
+            if not collected.samples:
+                raise TrainingError(f"none of {len(groups)} groups has a token to train on")
+        with metrics.seconds("features"):
+            features = self._features(collected.samples, media)
+        with parallel.together(), metrics.seconds("plan"):
+            pairs = zip(collected.trajectories, collected.samples, strict=True)
+            routes = [sample_routes(t, s) for t, s in pairs] if self.training.replay_routes else []
+            batch = make_batch(collected.samples, self.processor, features, routes)
+            split = collected.split(self.algorithm.updates_per_batch)
+            parts = [self._pack(batch, part) for part in split]
             metrics.describe(collected, batch, parts, version)
             by_token = token_advantages(collected, batch.trained)
             targets = self._targets(batch, by_token, self._scale(batch, split))
+            mine = [self._mine(forests) for forests in parts]
+        with metrics.seconds("features"):
+            mine = [self._with_media(forests, collected.samples, media) for forests in mine]
         with metrics.seconds("logprobs"):
-            targets = self._before(parts, targets, given.ref_log_probs if given is not None else None)
-        return parts, targets, StepTokens(collected, batch, by_token)
+            targets = self._before(mine, targets, given.ref_log_probs if given is not None else None)
+        return mine, targets, StepTokens(collected, batch, by_token)
 
     def _scale(self, batch: TokenBatch, split: Sequence[Sequence[int]]) -> np.ndarray:
         """The weight of each trained token in its update, float32 [n]."""
@@ -310,16 +313,16 @@ class PolicyModel(LogprobModel):
 
         return self.trainer.accumulate(self._micro_batches(mine), loss)
 
-    def _before(self, parts: Sequence[Sequence[Forest]], targets: Targets, reference: Sequence[np.ndarray] | None) -> Targets:
+    def _before(self, mine: Sequence[Sequence[Forest]], targets: Targets, reference: Sequence[np.ndarray] | None) -> Targets:
         """Add what has to be computed before the first update: the policy's own logprobs, and the reference's."""
-        mine = [forest for forests in parts for forest in self._mine(forests)]
-        if self.algorithm.old_logprobs == "recompute" and len(parts) > 1:
-            targets = dataclasses.replace(targets, recomputed=self._forward(mine, targets))
+        every = [forest for forests in mine for forest in forests]
+        if self.algorithm.old_logprobs == "recompute" and len(mine) > 1:
+            targets = dataclasses.replace(targets, recomputed=self._forward(every, targets))
         if reference is not None:
             return dataclasses.replace(targets, reference=self._tensor(flat_logprobs(reference, len(targets.token))))
         if self._reference is not None:
             with self._reference.in_place():
-                unrouted = [dataclasses.replace(forest, routes=None) for forest in mine]  # a reference has routes of its own
+                unrouted = [dataclasses.replace(forest, routes=None) for forest in every]  # a reference has routes of its own
                 return dataclasses.replace(targets, reference=self._forward(unrouted, targets))
         if self.algorithm.kl_coef:
             raise TrainingError("this policy keeps no reference, and its logprobs were not given to the step")

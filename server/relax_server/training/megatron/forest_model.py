@@ -105,6 +105,7 @@ class ForestModel(MegatronModule):
             device=self.device,
             flex=self.flex,
             tensor=parallel.tensor_parallel() if self.config.sequence_parallel else (0, 1),
+            towers=self.place.first,
         )
 
     def embed(self, micro: MicroBatch) -> tuple[Tensor, list[Tensor]]:

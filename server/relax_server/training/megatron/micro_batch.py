@@ -34,7 +34,7 @@ class MediaInputs:
     tokens: Tensor
     """int64 [p], tokens that are placeholders."""
     rows: Tensor
-    """int64 [p], their rows in the embeddings: visual items, then each element of `sounds`."""
+    """int64 [p], their rows in the embeddings: visual items, then each element of `sounds`; empty without towers."""
     n_visual: int
     """How many of the p placeholders, counted from the first, are of images and videos."""
     patches: Tensor | None
@@ -44,7 +44,7 @@ class MediaInputs:
     sounds: list[Sounds]
 
     @classmethod
-    def of(cls, forest: Forest, chunk: int, device: torch.device) -> MediaInputs:
+    def of(cls, forest: Forest, chunk: int, device: torch.device, towers: bool = True) -> MediaInputs:
         """Tensors of a forest's media.
 
         Args:
@@ -53,25 +53,30 @@ class MediaInputs:
                 what a shorter one sees; so sounds shorter than a chunk are only put together with others of their length,
                 and every sound is computed as if it were alone.
             device: where to put them.
+            towers: False says only where the placeholders are, for a stage of the pipeline that has no tower; the forest's
+                media may be outlines then.
         """
         parts = [part for m in forest.media for part in (m, m.sound) if part is not None]
+        part, offset = _parts_of(forest)
+        is_sound = np.array([p.grid is None for p in parts], bool)[part]
+        arrange = np.argsort(is_sound, kind="stable")
+        tokens, n_visual = _tensor(forest.media_token[arrange], device), int((~is_sound).sum())
+        if not towers:
+            return cls(tokens, tokens.new_zeros(0), n_visual, None, None, [])
         visual, by_length = _arrange(parts, chunk)
         order = visual + [i for group in by_length.values() for i in group]
         sizes = [p.n_visual if p.grid is not None else p.n_tokens for p in parts]
         start = np.zeros(len(parts), np.int64)
         start[order] = np.cumsum([0] + [sizes[i] for i in order[:-1]])
-        part, offset = _parts_of(forest)
-        is_sound = np.array([p.grid is None for p in parts], bool)[part]
-        arrange = np.argsort(is_sound, kind="stable")
         sounds = []
         for group in by_length.values():
             frames = np.concatenate([parts[i].tensor for i in group], 1)
             lengths = np.array([parts[i].tensor.shape[1] for i in group])
             sounds.append(Sounds(_tensor(frames, device), _tensor(lengths, device)))
         return cls(
-            tokens=_tensor(forest.media_token[arrange], device),
+            tokens=tokens,
             rows=_tensor((start[part] + offset)[arrange], device),
-            n_visual=int((~is_sound).sum()),
+            n_visual=n_visual,
             patches=_tensor(np.concatenate([parts[i].tensor for i in visual]), device) if visual else None,
             grid=_tensor(np.array([parts[i].grid for i in visual]), device) if visual else None,
             sounds=sounds,
@@ -142,6 +147,7 @@ class MicroBatch(PackedSeqParams):
         device: torch.device,
         flex: bool = False,
         tensor: tuple[int, int] = (0, 1),
+        towers: bool = True,
     ) -> MicroBatch:
         """Tensors of a forest.
 
@@ -153,6 +159,7 @@ class MicroBatch(PackedSeqParams):
             device: where to put them.
             flex: layers attend by FlexAttention.
             tensor: rank and size of the sequence-parallel group.
+            towers: this rank has the towers, see `MediaInputs.of`.
 
         Raises:
             TrainingError: the forest's routes are of another model.
@@ -172,7 +179,7 @@ class MicroBatch(PackedSeqParams):
             own = forest.routes[first : first + n_hidden]
             routes = {i: _tensor(own[:, i].astype(np.int64), device) for i in sparse}
         end = _tensor(forest.end, device)
-        media = MediaInputs.of(forest, chunk, device) if forest.media else None
+        media = MediaInputs.of(forest, chunk, device, towers) if forest.media else None
         visual = media.tokens[: media.n_visual] if media is not None else torch.zeros(0, dtype=torch.long, device=device)
         here = (visual >= first) & (visual < first + n_hidden)
         return cls(
