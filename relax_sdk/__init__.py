@@ -23,6 +23,7 @@ from relax_sdk.config import (
     WarmupConfig,
 )
 from relax_sdk.defaults import FROM_SCRATCH
+from relax_sdk.devices import DevicesConfig
 from relax_sdk.endpoint import Endpoint
 from relax_sdk.env import Env, MessageSpace
 from relax_sdk.errors import (
@@ -94,6 +95,7 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "ControlToken",
+    "DevicesConfig",
     "Difference",
     "DiskFull",
     "Endpoint",

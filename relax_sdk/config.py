@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from relax_sdk.algorithm import AlgorithmConfig, OptimizerConfig
+from relax_sdk.devices import DevicesConfig
 from relax_sdk.errors import ConfigError
 from relax_sdk.field_checks import check_types, require
 from relax_sdk.layout import LayoutConfig
@@ -132,6 +133,9 @@ class TrainingConfig:
     """Steps; the last step is always saved."""
     keep_checkpoints: int = 2
     threads: int = 1
+    step_timeout: float = 900.0
+    """Seconds for one training step, for publishing its weights and for a checkpoint; a trainer that takes longer is taken for
+    one that hangs, and started again at its last checkpoint."""
     record_tokens: bool = True
     """Keep in the journal what each step computed for each trained token, to be looked at: its logprob, entropy, advantage."""
 
@@ -141,6 +145,7 @@ class TrainingConfig:
         require(self.checkpoint_every >= 1, self, "checkpoint_every", "1 or more")
         require(self.keep_checkpoints >= 1, self, "keep_checkpoints", "1 or more")
         require(self.threads >= 1, self, "threads", "1 or more")
+        require(self.step_timeout > 0, self, "step_timeout", "above 0 seconds")
 
 
 @dataclass(frozen=True)
@@ -282,6 +287,7 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     layout: LayoutConfig = field(default_factory=LayoutConfig)
+    devices: DevicesConfig = field(default_factory=DevicesConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)

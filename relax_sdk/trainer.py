@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from relax_sdk.config import (
     AlgorithmConfig,
@@ -31,6 +31,7 @@ from relax_sdk.config import (
     run_config_from_dict,
 )
 from relax_sdk.defaults import SCRATCH, sections_for
+from relax_sdk.devices import DevicesConfig
 from relax_sdk.env import Env
 from relax_sdk.errors import ConfigError
 from relax_sdk.layout import LayoutConfig
@@ -52,6 +53,7 @@ SECTIONS: dict[str, type[Any]] = {
     "optimizer": OptimizerConfig,
     "training": TrainingConfig,
     "layout": LayoutConfig,
+    "devices": DevicesConfig,
     "media": MediaConfig,
     "eval": EvalConfig,
     "warmup": WarmupConfig,
@@ -90,6 +92,7 @@ class Trainer:
             run waits while this program is away. `upload`: its code is sent. `installed`: the service has it. Default:
             `installed` for those that ship with Relax Gym, else `host`.
         lora: adapters to train in place of the model, such as `{"rank": 16}` (`docs/lora.md`).
+        devices: which GPUs trainer, engines and reference compute on, such as `{"trainer": [0, 1], "engines": [2, 3]}`.
         towers: whether the towers of an omni model are trained, and how fast.
         sampling, rollout, optimizer, training, layout, media, eval, warmup, autoscale, ray, tracking: as those two, a
             configuration object, or a dictionary of the fields to change; what is left out comes from the environment's own
@@ -126,6 +129,7 @@ class Trainer:
         optimizer: OptimizerConfig | Mapping[str, Any] | None = None,
         training: TrainingConfig | Mapping[str, Any] | None = None,
         layout: LayoutConfig | Mapping[str, Any] | None = None,
+        devices: DevicesConfig | Mapping[str, Any] | Literal["auto"] = "auto",
         media: MediaConfig | Mapping[str, Any] | None = None,
         eval: EvalConfig | Mapping[str, Any] | None = None,
         warmup: WarmupConfig | Mapping[str, Any] | None = None,
@@ -145,6 +149,7 @@ class Trainer:
             optimizer=optimizer,
             training=training,
             layout=layout,
+            devices=None if devices == "auto" else devices,
             media=media,
             eval=eval,
             warmup=warmup,

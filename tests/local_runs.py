@@ -17,6 +17,8 @@ SMALL = dict(
     eval={"every": 2, "limit": 8},
     training={"checkpoint_every": 2},
 )
+SHORT_STEPS = SMALL["training"] | {"step_timeout": 20.0}
+"""A trainer that hangs in a step is killed soon."""
 
 
 SAME_WEIGHTS = 1e-4

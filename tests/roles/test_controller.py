@@ -107,7 +107,10 @@ async def test_a_trainer_that_hangs_while_the_run_stops_is_killed(
     training: Training, last: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit for those that train holds for those that stop; Ctrl-C waits no longer than that."""
-    monkeypatch.setattr(main_roles, "STEP_SECONDS" if isinstance(last, BatchTaken) else "SILENCE_SECONDS", 0.5)
+    if isinstance(last, BatchTaken):
+        training.controller.roles.step_seconds = 0.5
+    else:
+        monkeypatch.setattr(main_roles, "SILENCE_SECONDS", 0.5)
     training.policy.on_message(last)
     training.controller.request_stop()
     with pytest.raises(RunError, match="stopped at step 0 of 10; go on with"):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from local_runs import SMALL, Watch, fit_watched, left_behind, trainer
+from local_runs import SHORT_STEPS, SMALL, Watch, fit_watched, left_behind, trainer
 from our_processes import children
 from relax_server.journal import open_journal
 from relax_server.roles.layout import RunLayout
@@ -89,12 +89,11 @@ def test_a_process_that_hangs_is_replaced(tmp_path, monkeypatch):
 
     def freeze(role: str) -> None:
         monkeypatch.setattr(main_roles, "SILENCE_SECONDS", 4.0)
-        monkeypatch.setattr(main_roles, "STEP_SECONDS", 6.0)
         send_signal(role, signal.SIGSTOP)
 
     monkeypatch.setattr(fleet, "MAX_MISSES", 1)
     in_turn = InTurn(freeze)
-    watch, run = fit_watched(trainer(tmp_path / "run"), 12, in_turn)
+    watch, run = fit_watched(trainer(tmp_path / "run", training=SHORT_STEPS), 12, in_turn)
     assert not in_turn.left
     went_on(watch, run, 12, replaced=3)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_runs import fit_watched, left_behind, trainer
+from local_runs import SHORT_STEPS, fit_watched, left_behind, trainer
 from our_processes import children
 from relax_server.journal import open_journal
 from relax_server.roles.layout import RunLayout
@@ -66,11 +66,10 @@ def test_a_rank_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.Monke
 
     def freeze(name: str) -> None:
         monkeypatch.setattr(main_roles, "SILENCE_SECONDS", 4.0)
-        monkeypatch.setattr(main_roles, "STEP_SECONDS", 6.0)
         send_signal(name, signal.SIGSTOP)
 
     in_turn = InTurn(["policy-1", "policy"], freeze)
-    _, run = fit_watched(trainer(tmp_path / "run", layout={"dp": 2}), 10, in_turn)
+    _, run = fit_watched(trainer(tmp_path / "run", layout={"dp": 2}, training=SHORT_STEPS), 10, in_turn)
     assert not in_turn.left
     all_trained_once(run, 10)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from relax_sdk.config import EngineKind
 from relax_sdk.errors import EngineDenied, EngineError
 from relax_server.engines.addresses import EngineAddress
-from relax_server.engines.http import HttpEngine
+from relax_server.engines.http import CONTROL_TIMEOUT, HttpEngine
 from relax_server.engines.process import EngineProcess, ServerProcess
 from relax_server.engines.settings import EngineSettings
 from relax_server.engines.sglang.client import SglangEngine
@@ -18,6 +18,7 @@ from relax_server.engines.sglang.process import SglangProcess
 from relax_server.engines.tokens import find_token
 from relax_server.engines.vllm.client import VllmEngine
 from relax_server.engines.vllm.process import VllmProcess
+from relax_server.loading_time import seconds_to_load
 from relax_server.models.layout import routed_shape
 
 logger = logging.getLogger(__name__)
@@ -63,12 +64,15 @@ def connect(
         ConfigError: `model_path` is not a model folder.
     """
     url, token, inline = address.url, address.token, address.external
+    limit = seconds_to_load(CONTROL_TIMEOUT, model_path)  # an update of the weights reads as many bytes
     if address.kind == "sglang":
         shape = routed_shape(model_path)
-        return SglangEngine(url, media_root, token=token, inline_media=inline, routed_shape=shape, warn=warn)
+        return SglangEngine(
+            url, media_root, token=token, inline_media=inline, routed_shape=shape, control_timeout=limit, warn=warn
+        )
     if address.kind == "vllm":
         return VllmEngine(url, token=token)
-    return HttpEngine(url, media_root, token=token, inline_media=inline)
+    return HttpEngine(url, media_root, token=token, inline_media=inline, control_timeout=limit)
 
 
 async def stated_kind(url: str, token: str) -> EngineKind | None:

@@ -25,3 +25,16 @@ def this_device(dtype: torch.dtype) -> torch.device:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def gpu_missed() -> str:
+    """What a user is to be told where torch is a build for NVIDIA GPUs and finds none, which makes all slow; else empty."""
+    import torch
+
+    build = torch.version.cuda
+    if build is None or torch.cuda.is_available():
+        return ""
+    return (
+        f"torch {torch.__version__} is a build for CUDA {build} and finds no GPU here, so that the model computes on the CPU, "
+        "which is slow. If this machine has a GPU, `nvidia-smi` says whether its driver works; CUDA_VISIBLE_DEVICES may hide it"
+    )

@@ -10,6 +10,7 @@ from typing import Any
 from relax_sdk.errors import RelaxError, RunError
 from relax_sdk.runtime import Job
 from relax_server.journal.base import Journal
+from relax_server.loading_time import seconds_to_load
 from relax_server.roles import shared_memory
 from relax_server.roles.autoscale import Autoscaler
 from relax_server.roles.checks import algorithm_notes, check_division, check_journal, check_modalities
@@ -19,7 +20,7 @@ from relax_server.roles.field_roles import FieldRoles
 from relax_server.roles.figures import Figures
 from relax_server.roles.fleet import EngineFleet
 from relax_server.roles.held_out import HeldOut
-from relax_server.roles.inbox import Inbox
+from relax_server.roles.inbox import START_SECONDS, Inbox
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.main_roles import MainRoles
 from relax_server.roles.messages import (
@@ -176,7 +177,7 @@ class Controller:
         await self.engines.start(self.config.engines)
         rollout = await self.inbox.expect(RolloutReady)
         self.held_out.there = rollout.has_eval
-        ready = await self.inbox.expect(PolicyReady)
+        ready = await self.inbox.expect(PolicyReady, seconds_to_load(START_SECONDS, self.model_path, checkpoint))
         self.progress.step, self.sync.weights = ready.step, ready.weights
         self.figures.begin(ready.step)
         if checkpoint is None and self.config.warmup.steps and rollout.has_warmup:
@@ -404,8 +405,10 @@ class Controller:
         self.sync.trainer_lost()
         self.exchange.renew()
         await self.fields.leave()
-        await self.roles.start_policy((self.layout.checkpoints() or [None])[-1])
-        ready = await self.inbox.expect(PolicyReady, again="policy")
+        checkpoint = (self.layout.checkpoints() or [None])[-1]
+        await self.roles.start_policy(checkpoint)
+        limit = seconds_to_load(START_SECONDS, self.model_path, checkpoint)
+        ready = await self.inbox.expect(PolicyReady, limit, again="policy")
         self.progress.step, self.sync.weights = ready.step, ready.weights
         await self.fields.follow(ready.cluster)
         await self.sync.load(ready.step)

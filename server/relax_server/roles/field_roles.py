@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_sdk.runtime import Job
+from relax_server.loading_time import seconds_to_load
 from relax_server.roles.field_worker import REFERENCE_ROLE, field_roles
 from relax_server.roles.messages import Beat, Cluster, Died, StartFields
 from relax_server.roles.placement import Placement, Role
@@ -21,8 +22,6 @@ START_SECONDS = 180.0
 """Seconds for a role to load what it needs and say that it is well."""
 SILENCE_SECONDS = 60.0
 """A role that waits for rows and says nothing for so long is started again."""
-WORK_SECONDS = 900.0
-"""Seconds for the field of one portion of groups."""
 
 
 class FieldRoles:
@@ -117,11 +116,13 @@ class FieldRoles:
     async def _start(self, name: str) -> None:
         job = self._job
         first = StartFields(job.config, job.folder.name, job.folder, self._model_path, self._cluster, self._features)
-        self._silent_until[name] = time.monotonic() + START_SECONDS
+        self._silent_until[name] = time.monotonic() + seconds_to_load(START_SECONDS, self._model_path)
         await self._roles[name].start(first)
 
     def _hear(self, name: str, message: Any) -> None:
         if isinstance(message, Beat):
-            self._silent_until[name] = time.monotonic() + (SILENCE_SECONDS if message.waiting else WORK_SECONDS)
+            self._silent_until[name] = time.monotonic() + (
+                SILENCE_SECONDS if message.waiting else self._job.config.training.step_timeout
+            )
         else:
             self._on_message(message)

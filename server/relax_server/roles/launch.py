@@ -13,6 +13,7 @@ from relax_server.journal import open_journal
 from relax_server.models.catalog import resolve_model
 from relax_server.roles.claim import Claim
 from relax_server.roles.controller import Controller
+from relax_server.roles.devices import allot, visible_gpus
 from relax_server.roles.full_disk import full_disk
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.placement import LocalPlacement, Placement
@@ -34,7 +35,7 @@ async def make_controller(job: Job, observer: Observer, placement: Placement | N
         ConfigError: another program carries it out; or the model, or a tracker, cannot be had.
         JournalError: the journal cannot be opened.
     """
-    placement = placement if placement is not None else LocalPlacement()
+    placement = placement if placement is not None else LocalPlacement(allot(job.config, visible_gpus()))
     place = placement.journal or RunLayout(job.folder).journal
     try:
         journal = await asyncio.to_thread(open_journal, place, claim=job.holder.id)

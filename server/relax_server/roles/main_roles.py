@@ -16,11 +16,6 @@ from relax_server.roles.rank_group import RankGroup
 from relax_server.roles.record import Warns
 from relax_server.roles.restarts import Restarts
 
-STEP_SECONDS = 900.0
-"""Seconds for one training step once its batch is taken, and for a checkpoint; a trainer that takes longer is killed.
-
-It is then started again or, where the run is to stop, ends it: a stop waits no longer either."""
-
 SILENCE_SECONDS = 60.0
 """A rollout process, or a trainer that waits for its batch, that says nothing for so long is killed."""
 
@@ -68,6 +63,9 @@ class MainRoles:
         self._policy_at: float | None = None
         """When the trainer was heard of last, once it trains."""
         self._policy_waits = False
+        self.step_seconds = job.config.training.step_timeout
+        """For a training step once its batch is taken, and for a checkpoint. A trainer that takes longer is killed, and then
+        started again or, where the run is to stop, ends it: a stop waits no longer either."""
 
     async def start_policy(self, checkpoint: Path | None) -> None:
         """Start the trainer; it is not looked at before it is heard of."""
@@ -129,7 +127,7 @@ class MainRoles:
             self._warn(f"the rollout process said nothing for {SILENCE_SECONDS:.0f} s and is killed", "alarm", "rollout")
             self._rollout_at = None
             self.rollout.kill()
-        limit = SILENCE_SECONDS if self._policy_waits else STEP_SECONDS
+        limit = SILENCE_SECONDS if self._policy_waits else self.step_seconds
         heard = self._policy_at
         if heard is not None and self._policy_waits:
             heard = min(heard, self.policy.quiet_since())

@@ -11,13 +11,13 @@ from pathlib import Path
 import relax_sdk.errors as errors
 from relax_sdk.config import RunConfig
 from relax_sdk.model_export import ExportedModel, ModelExport
+from relax_server.loading_time import seconds_to_load
 from relax_server.models.catalog import resolve_model
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.process import thread_limits
 
-START_SECONDS = 600.0
-BYTES_PER_SECOND = 5e6
-"""A machine that is slower than this in reading a checkpoint and writing a model is taken for one that hangs."""
+EXPORT_SECONDS = 600.0
+"""For an export, besides reading and writing what it takes."""
 
 
 def find_checkpoint(layout: RunLayout, step: int | None) -> Path:
@@ -51,9 +51,8 @@ def export_model(config: RunConfig, layout: RunLayout, request: ModelExport) -> 
         "to": str(request.to),
         "shard_size": request.shard_size,
     }
-    size = sum(file.stat().st_size for file in checkpoint.iterdir())
     command = [sys.executable, "-m", "relax_server.training.export"]
-    limit = START_SECONDS + size / BYTES_PER_SECOND
+    limit = seconds_to_load(EXPORT_SECONDS, checkpoint, checkpoint)
     try:
         done = subprocess.run(
             command,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from relax_sdk.runtime import silent
 from relax_server.engines.kinds import process_of
 from relax_server.engines.settings import EngineSettings
 from relax_server.roles import shared_memory
+from relax_server.roles.devices import NONE, Devices
 from relax_server.roles.process import RoleProcess
 
 
@@ -182,13 +184,22 @@ class Placement(Protocol):
 
 
 class LocalPlacement:
-    """Processes on this machine."""
+    """Processes on this machine.
+
+    Args:
+        devices: the GPUs that each of them sees.
+    """
 
     journal: str | None = None
     one_machine = True
 
+    def __init__(self, devices: Devices = NONE) -> None:
+        self._devices = devices
+        self._numbers: dict[Path, int] = {}
+        """The number of each engine, by its log: one that is started again has the GPUs that it had."""
+
     def role(self, name: str, folder: Path, on_message: Callable[[Any], None], threads: int = 1) -> Role:
-        return RoleProcess(name, folder, on_message, threads)
+        return RoleProcess(name, folder, on_message, threads, self._devices.of_role(name))
 
     def engine(
         self,
@@ -200,6 +211,8 @@ class LocalPlacement:
         progress: Callable[[str], None] | None = None,
         added: bool = False,
     ) -> Engine:
+        number = self._numbers.setdefault(log_path, len(self._numbers))
+        settings = dataclasses.replace(settings, env={**self._devices.of_engine(number), **settings.env})
         return process_of(kind, model_path, log_path, settings, progress or silent)
 
     def exchange(self, folder: Path) -> Exchange:

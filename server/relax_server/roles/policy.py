@@ -17,6 +17,7 @@ from relax_server.bus import open_bus
 from relax_server.bus.base import GroupBatch
 from relax_server.garbage import settle
 from relax_server.journal import open_journal
+from relax_server.models.device import gpu_missed
 from relax_server.roles.batch_figures import batch_figures
 from relax_server.roles.channel import Outlet
 from relax_server.roles.field_worker import wait_for_fields
@@ -91,7 +92,8 @@ class PolicyRole:
         self.store = MediaStore(self.layout.media)
         self.journal = open_journal(first.journal or self.layout.journal, claim=first.claim)
         ahead = (config.batches_ahead + 1) * config.rollout.groups_per_step  # all that the rollout may be ahead
-        self.bus = open_bus(config.bus, self.journal, first.run, CONSUMER, ttl=LEASE_SECONDS, ahead=ahead)
+        lease = max(LEASE_SECONDS, 2 * config.training.step_timeout)
+        self.bus = open_bus(config.bus, self.journal, first.run, CONSUMER, ttl=lease, ahead=ahead)
         self.policy = make_policy(first)
         self.ranks = AllRanks(self.policy, self.media)
         self.records = TokenRecords(self.journal, first.run) if config.training.record_tokens else None
@@ -107,6 +109,9 @@ class PolicyRole:
 
     def begin(self) -> None:
         """Load the checkpoint, if there is one, put the weights out and say so."""
+        missed = gpu_missed()
+        if missed:
+            self.channel.send(Warn(missed, "policy"))
         if self.start.checkpoint is not None:
             if self.layout.reference.exists():
                 self.ranks.call("load_reference", self.layout.reference)

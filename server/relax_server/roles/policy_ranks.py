@@ -29,7 +29,8 @@ def join_ranks(first: StartPolicy) -> None:
     if layout.ranks > 1 and first.one_machine:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = rendezvous(first.meeting, layout.ranks) if first.meeting is not None else None
-    parallel.initialize(seed=first.config.seed, layout=layout, rank=first.rank, store=store)
+    seconds = max(parallel.TIMEOUT, first.config.training.step_timeout)
+    parallel.initialize(seed=first.config.seed, layout=layout, rank=first.rank, store=store, timeout=seconds)
 
 
 def make_policy(first: StartPolicy) -> PolicyModel:

@@ -9,8 +9,9 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from relax_server.guard import TOKEN
@@ -27,15 +28,27 @@ ENDED_POLL = 0.02
 """Seconds between looks at a process that is ending."""
 
 
+def rank_name(role: str, rank: int) -> str:
+    """Name of one of a role's processes: that of the role for rank 0, which leads, and `policy-1` and so on."""
+    return role if rank == 0 else f"{role}-{rank}"
+
+
 class RoleProcess:
     """One child process running `relax_server.roles.child`, and the channel to it."""
 
-    def __init__(self, role: str, folder: Path, on_message: Callable[[Any], None], threads: int = 1) -> None:
+    def __init__(
+        self,
+        role: str,
+        folder: Path,
+        on_message: Callable[[Any], None],
+        threads: int = 1,
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.role = role
         self.generation = 0
         self.log = folder / "logs" / f"{role}.log"
         self._on_message = on_message
-        self._threads = threads
+        self._threads, self._env = threads, env
         self.host = platform.node()
         self.since: float | None = None
         """Unix seconds of its last start."""
@@ -76,7 +89,7 @@ class RoleProcess:
         """Start the process; a session of its own keeps a terminal's Ctrl-C away from it."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         channel, fd = Channel.pair()
-        env = os.environ | thread_limits(self._threads)
+        env = {**os.environ, **thread_limits(self._threads), **self._env}
         env.pop(TOKEN, None)  # what environments and agents do there need not know how to command an engine elsewhere
         with self.log.open("ab") as log:
             try:

@@ -11,12 +11,7 @@ from typing import Any
 
 from relax_server.roles.messages import Beat, Died, Saved, StartPolicy
 from relax_server.roles.placement import Placement, Role
-from relax_server.roles.process import STOP_SECONDS
-
-
-def rank_name(role: str, rank: int) -> str:
-    """Name of one of a role's processes: that of the role for rank 0, which leads, and `policy-1` and so on."""
-    return role if rank == 0 else f"{role}-{rank}"
+from relax_server.roles.process import STOP_SECONDS, rank_name
 
 
 class RankGroup:

@@ -17,11 +17,12 @@ from relax_server.engines.http import HttpEngine
 from relax_server.engines.kinds import connect, stated_kind
 from relax_server.engines.settings import EngineSettings
 from relax_server.engines.tokens import find_token
+from relax_server.loading_time import seconds_to_load
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.placement import Engine, Placement
 
 START_SECONDS = {"embedded": 180.0, "sglang": 600.0, "vllm": 600.0}
-"""Seconds for an engine to load its model and answer, by kind."""
+"""Seconds for an engine to answer, by kind; loading its model comes on top."""
 
 EVALUATION = "evaluation"
 """The engine that a trained model is tried with; the log of a run that goes on meanwhile is another one."""
@@ -145,7 +146,7 @@ async def start(slot: EngineSlot, job: Job, model_path: Path) -> None:
     """
     slot.since = time.time()
     if slot.process is not None:
-        await slot.process.start(START_SECONDS[slot.kind])
+        await slot.process.start(seconds_to_load(START_SECONDS[slot.kind], model_path))
         slot.token = slot.process.token
     else:
         job.config.check_engine(slot.kind)

@@ -19,10 +19,10 @@ from relax_server.engines.settings import EngineSettings
 from relax_server.guard import TOKEN
 from relax_server.models.catalog import cache_root
 from relax_server.roles import shared_memory
+from relax_server.roles.devices import shares
 from relax_server.roles.field_worker import REFERENCE_ROLE, field_roles
 from relax_server.roles.placement import Engine, Exchange, Role
-from relax_server.roles.process import thread_limits
-from relax_server.roles.rank_group import rank_name
+from relax_server.roles.process import rank_name, thread_limits
 from relax_server.roles.ray.role import RayEngine, RayRole
 
 PLACE_SECONDS = 120.0
@@ -46,6 +46,10 @@ def namespace(folder: Path) -> str:
     return "relax-" + hashlib.sha256(str(folder).encode()).hexdigest()[:12]
 
 
+def _bundle(cpus: int, gpus: float) -> dict[str, float]:
+    return {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
+
+
 class RayPlacement:
     """Starts the roles of one run in the Ray cluster that this process is connected to; it travels to the controller.
 
@@ -55,6 +59,7 @@ class RayPlacement:
         one_machine: all nodes see the same shared memory, so that weights go through it.
 
     Raises:
+        ConfigError: the cluster has GPUs, but too few.
         RunError: the cluster has no room.
     """
 
@@ -65,8 +70,12 @@ class RayPlacement:
         self._env = {name: value for name, value in os.environ.items() if name.startswith("RELAX_") and name != TOKEN}
         self._shared: tuple[Path, ...] = ()
         self._roles = [role for role in self._cpus if role != "engines"]  # in the order of their bundles
-        self._trunk = placement_group([{"CPU": self._cpus[role]} for role in self._roles])
-        self._engines = placement_group([{"CPU": 1} for _ in range(config.engines)])
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        self._shares = share = shares(config, gpus, REFERENCE_ROLE in self._roles)
+        self._gpus = {rank_name("policy", rank): share.trainer for rank in range(config.layout.ranks)}
+        self._gpus[REFERENCE_ROLE] = share.reference
+        self._trunk = placement_group([_bundle(self._cpus[role], self._gpus.get(role, 0.0)) for role in self._roles])
+        self._engines = placement_group([_bundle(1, share.engine) for _ in range(config.engines)])
         for group in (self._trunk, self._engines):
             if not group.wait(PLACE_SECONDS):
                 self.close()
@@ -124,17 +133,17 @@ class RayPlacement:
         return (self.folder, *self._shared)
 
     def role_options(self, name: str, threads: int) -> dict[str, Any]:
-        return self._options(self._trunk, self._roles.index(name), self._cpus[name], threads) | dict(
-            name=name, namespace=self._namespace
-        )
+        options = self._options(self._trunk, self._roles.index(name), self._cpus[name], threads, self._gpus.get(name, 0.0))
+        return options | dict(name=name, namespace=self._namespace)
 
     def engine_options(self, added: bool) -> dict[str, Any]:
-        options = self._options(self._engines, -1, 1, 1)
+        options = self._options(self._engines, -1, 1, 1, self._shares.engine)
         return options | dict(scheduling_strategy="SPREAD") if added else options
 
-    def _options(self, group: PlacementGroup, bundle: int, cpus: int, threads: int) -> dict[str, Any]:
+    def _options(self, group: PlacementGroup, bundle: int, cpus: int, threads: int, gpus: float) -> dict[str, Any]:
         return dict(
             num_cpus=cpus,
+            num_gpus=gpus,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
             runtime_env={"env_vars": self._env | thread_limits(threads)},
         )

@@ -18,8 +18,8 @@ from relax_sdk.layout import LayoutConfig
 from relax_server.training.algorithms.vocabulary import VocabularyShard
 from relax_server.training.megatron import cpu
 
-TIMEOUT = timedelta(seconds=300)
-"""How long a collective operation may take."""
+TIMEOUT = 300.0
+"""Seconds that a collective operation may take where nobody says."""
 
 SHARED = "All ranks of the policy have stopped at this error."
 """Note of an error that every rank has raised, so that they are still at the same place."""
@@ -41,6 +41,7 @@ def initialize(
     port: int | None = None,
     host: str = "127.0.0.1",
     store: Any = None,
+    timeout: float = TIMEOUT,
 ) -> None:
     """Join the other ranks and seed Megatron's generators; may be called again with the same layout.
 
@@ -51,6 +52,7 @@ def initialize(
         port: where rank 0 listens; needed with more than one rank, or `store`.
         host: rank 0's address.
         store: where the ranks meet, instead of host and port.
+        timeout: seconds that a rank waits for the others in a collective operation.
 
     Raises:
         TrainingError: the group exists already with another layout, or several ranks have no place to meet at.
@@ -62,7 +64,7 @@ def initialize(
 
     if not dist.is_initialized():
         _layout = layout or LayoutConfig()
-        _join(rank, _layout.ranks, host, port, store)
+        _join(rank, _layout.ranks, host, port, store, timedelta(seconds=timeout))
     elif layout not in (None, _layout):
         raise TrainingError(f"this process has the layout {_layout} already; it cannot take {layout}")
     if not parallel_state.model_parallel_is_initialized():
@@ -77,7 +79,7 @@ def initialize(
     model_parallel_cuda_manual_seed(seed)
 
 
-def _join(rank: int, ranks: int, host: str, port: int | None, store: Any) -> None:
+def _join(rank: int, ranks: int, host: str, port: int | None, store: Any, timeout: timedelta) -> None:
     global _control, _calls
     stores: Any = dist
     if store is None:
@@ -86,14 +88,14 @@ def _join(rank: int, ranks: int, host: str, port: int | None, store: Any) -> Non
         elif port is None:
             raise TrainingError(f"{ranks} ranks need a port to meet at: parallel.initialize(port=...)")
         else:
-            store = stores.TCPStore(host, port, ranks, is_master=rank == 0, timeout=TIMEOUT)
+            store = stores.TCPStore(host, port, ranks, is_master=rank == 0, timeout=timeout)
     backend = "gloo"
     if torch.cuda.is_available():
         backend = "nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
     if ranks > 1:
-        _control = dist.new_group(backend="gloo", timeout=TIMEOUT) if backend != "gloo" else None
+        _control = dist.new_group(backend="gloo", timeout=timeout) if backend != "gloo" else None
         _calls = dist.new_group(backend="gloo", timeout=IDLE)
 
 
