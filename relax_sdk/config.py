@@ -132,6 +132,8 @@ class TrainingConfig:
     checkpoint_every: int = 50
     """Steps; the last step is always saved."""
     keep_checkpoints: int = 2
+    async_checkpoints: bool = True
+    """Write a checkpoint while training goes on, from a copy in the machine's memory: weights and optimizer once more."""
     threads: int = 1
     step_timeout: float = 900.0
     """Seconds for one training step, for publishing its weights and for a checkpoint; a trainer that takes longer is taken for

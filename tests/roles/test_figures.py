@@ -38,6 +38,7 @@ async def test_the_end_of_an_evaluation_is_told_however_soon_it_comes() -> None:
             on_played(Played(episodes, limit, 0.0))
         return EvalResult(0.0, 0.0, limit)
 
-    role = SimpleNamespace(worker=SimpleNamespace(evaluate=evaluate), channel=SimpleNamespace(send=told.append))
+    worker, channel, first = SimpleNamespace(evaluate=evaluate), SimpleNamespace(send=told.append), SimpleNamespace(train=True)
+    role = SimpleNamespace(worker=worker, channel=channel, first=first)
     await RolloutRole.evaluate(cast(RolloutRole, role), Evaluate(3, "eval", 16))
     assert [message.played.episodes for message in told if isinstance(message, Evaluating)] == [1, 16]

@@ -15,8 +15,11 @@ from relax_sdk import CheckpointError
 OMNI, TEXT = "relax/tiny-omni", "relax/tiny-qwen3"
 
 
-def resume(folder: Path, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Six steps in one go, and three steps, a checkpoint, and three more in a new policy."""
+def resume(folder: Path, name: str, settings: dict[str, Any], waits: bool) -> dict[str, Any]:
+    """Six steps in one go, and three steps, a checkpoint, and three more in a new policy.
+
+    `waits` has the six steps wait for the checkpoint, which is written while they are made otherwise.
+    """
     import torch
 
     def step(policy: Any, i: int) -> dict[str, float]:
@@ -27,10 +30,13 @@ def resume(folder: Path, name: str, settings: dict[str, Any]) -> dict[str, Any]:
     whole.warmup_step([t.samples()[0] for g in letter_groups(whole.processor) for t in g.trajectories], read, 1e-3)
     for i in range(3):
         step(whole, i)
-    whole.save(folder / "3", {"version": 3, "cursor": [1, 2]})
+    whole.begin_save(folder / "3", {"version": 3, "cursor": [1, 2]}, waits)
+    if waits:
+        whole.finish_save()
     torch.manual_seed(12345)
     state = torch.get_rng_state()
     rest = [step(whole, i) for i in range(3, 6)]
+    whole.finish_save()
 
     resumed = make_policy(name, **settings)
     meta = resumed.load(folder / "3")
@@ -47,10 +53,11 @@ def resume(folder: Path, name: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [(OMNI, {}), (TEXT, {"kl_coef": 0.1, "weight_decay": 0.01}), (OMNI, {"dtype": "bfloat16"})]
+    ("name", "settings", "waits"),
+    [(OMNI, {}, False), (TEXT, {"kl_coef": 0.1, "weight_decay": 0.01}, True), (OMNI, {"dtype": "bfloat16"}, False)],
 )
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(worker, tmp_path, name, settings):
-    got = worker.run(resume, tmp_path, name, settings)
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(worker, tmp_path, name, settings, waits):
+    got = worker.run(resume, tmp_path, name, settings, waits)
     assert got["meta"] == {"version": 3, "cursor": [1, 2]}
     assert got["step"] == 3
     assert got["metrics"]

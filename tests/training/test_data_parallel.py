@@ -33,14 +33,15 @@ def train(rank: int, layout: LayoutConfig, port: int, folder: Path, token_budget
 
 
 def save(rank: int, layout: LayoutConfig, port: int, folder: Path) -> float:
-    """A checkpoint written and read by two ranks."""
+    """A checkpoint that two ranks write while they train, and read."""
     begin(rank, layout, port)
     policy = make_policy(OMNI)
     policy.train_step(letter_groups(policy.processor), read, 0)
-    policy.save(folder / "c", {})
+    policy.begin_save(folder / "c", {})
+    policy.train_step(letter_groups(policy.processor, seed=1), read, 1)
+    policy.finish_save()
     other = make_policy(OMNI)
     other.load(folder / "c")
-    policy.train_step(letter_groups(policy.processor, seed=1), read, 1)
     other.train_step(letter_groups(policy.processor, seed=1), read, 1)
     return largest_difference(weights(policy, folder / "a"), weights(other, folder / "b"))
 

@@ -7,6 +7,7 @@ import queue
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,8 @@ class PolicyRole:
         self.ranks = AllRanks(self.policy, self.media)
         self.records = TokenRecords(self.journal, first.run) if config.training.record_tokens else None
         self.unsaved: list[str] = []
-        """Groups trained on since the last checkpoint."""
+        """Groups trained on since the last checkpoint was begun."""
+        self.pending: PendingSave | None = None
         self._renewed = self._beat = time.monotonic()
         self.timeline = Timeline(self.layout.timeline, "policy")
 
@@ -137,7 +139,8 @@ class PolicyRole:
         self.ranks.call("end_warmup")
         if self.start.config.algorithm.kl_coef:
             self.ranks.call("export", self.layout.reference)
-        self.save(last=False)
+        self.save()
+        self.end_save()  # the run cannot begin again without it
         self.channel.send(PolicyReady(self.policy.step, self.put_out(), self.cluster))
 
     @property
@@ -186,7 +189,7 @@ class PolicyRole:
                 continue
             self.channel.send(done)
             if self.policy.step % config.training.checkpoint_every == 0 and self.policy.step < config.steps:
-                self.save(last=False)
+                self.save()
         self.channel.send(Beat(waiting=False))  # a `Stop` may have come while it waited
         self.save(last=True)
 
@@ -229,6 +232,7 @@ class PolicyRole:
     def stopped(self) -> bool:
         """Whether a `Stop` is waiting."""
         self.beat()
+        self.look_at_save()
         if time.monotonic() - self._renewed > RENEW_SECONDS:
             self.bus.renew()
             self._renewed = time.monotonic()
@@ -306,27 +310,64 @@ class PolicyRole:
         if not found:
             raise error
         counts = self.journal.counts(self.start.run)
-        check_bearable(counts.failed, counts.failed + counts.acked + len(self.unsaved), [*found.values()][-1])
+        trained = counts.acked + len(self.unsaved) + (len(self.pending.groups) if self.pending is not None else 0)
+        check_bearable(counts.failed, counts.failed + trained, [*found.values()][-1])
         if self.policy.updates_taken or self.start.config.mode == "colocate":
             raise error
 
-    def save(self, last: bool) -> None:
-        """A checkpoint, then the acks of what it contains."""
+    # ---------------------------------------------------------------------------------------------------------- checkpoints
+
+    def save(self, last: bool = False) -> None:
+        """Begin a checkpoint; with asynchronous ones training goes on while it is written.
+
+        Args:
+            last: nothing is trained any more; it is complete when this returns.
+        """
+        self.end_save()
         step = self.policy.step
         folder = self.layout.checkpoint(step)
+        waits = last or not self.start.config.training.async_checkpoints
         with self.timeline.span("checkpoint", step=step):
             if self.records is not None:
                 self.records.finish()
             if not folder.exists():
-                self.ranks.call("save", folder, {"groups": self.unsaved, "step": step})
-            self.bus.ack(self.unsaved, step)
+                self.ranks.call("begin_save", folder, {"groups": self.unsaved, "step": step}, waits)
+        self.pending = PendingSave(step, folder, self.unsaved)
         self.unsaved = []
+        if waits:
+            self.end_save(last)
+
+    def look_at_save(self) -> None:
+        """End the checkpoint that is being written, if it is complete."""
+        if self.pending is not None and (self.policy.saving is None or self.policy.saving.done):
+            self.end_save()
+
+    def end_save(self, last: bool = False) -> None:
+        """Wait for the checkpoint that is being written, then ack what it contains; after the last one, write the model too."""
+        pending, saving = self.pending, self.policy.saving
+        if pending is None:
+            return
+        self.ranks.call("finish_save")
+        if saving is not None:
+            self.timeline.add("write checkpoint", saving.began, saving.ended, step=pending.step)
+        self.bus.ack(pending.groups, pending.step)
+        self.pending = None
         for old in self.layout.checkpoints()[: -self.start.config.training.keep_checkpoints]:
             shutil.rmtree(old, ignore_errors=True)
         if last:
             self.bus.release_ahead()
             self.ranks.call("export", self.layout.weights)
-        self.channel.send(Saved(step, folder, last))
+        self.channel.send(Saved(pending.step, pending.folder, last))
+
+
+@dataclass(frozen=True)
+class PendingSave:
+    """A checkpoint that was begun, and is not known to be complete."""
+
+    step: int
+    folder: Path
+    groups: list[str]
+    """They are acked when it is complete."""
 
 
 def given_of(rows: list[dict[str, Any]]) -> Given:

@@ -24,6 +24,7 @@ from relax_server.training.forest import Forest
 from relax_server.training.group_fields import Given, by_turn, flat_logprobs
 from relax_server.training.megatron import checkpoint, folder, parallel
 from relax_server.training.megatron.adapter_folder import publish, reference_values
+from relax_server.training.megatron.saving import Saving
 from relax_server.training.megatron.trainer import MegatronTrainer
 from relax_server.training.metrics import StepMetrics
 from relax_server.training.model import LogprobModel
@@ -85,6 +86,8 @@ class PolicyModel(LogprobModel):
         """Updates of the training step that was begun last; the weights have changed although it failed if there were any."""
         self.spans: list[tuple[str, float, float]] = []
         """Stages of the last training step: name, begin and end in seconds since the epoch."""
+        self.saving: Saving | None = None
+        """The checkpoint that is being written."""
         self.tokens: StepTokens | None = None
         """What the last training step computed for each trained token; None before the first."""
         with limits_told("gradients and optimizer cannot be allocated", self.model_path):
@@ -225,10 +228,37 @@ class PolicyModel(LogprobModel):
 
         Raises:
             CheckpointError: `meta` is not plain data.
-            DiskFull, OutOfMemory, TrainingError: the machine refuses; see `checkpoint.save`.
+            DiskFull, OutOfMemory, TrainingError: the machine refuses; see `checkpoint.begin`.
+        """
+        self.begin_save(folder_, meta, waits=True)
+        self.finish_save()
+
+    def begin_save(self, folder_: Path, meta: dict[str, Any], waits: bool = False) -> None:
+        """Take what a checkpoint holds as it is now, and begin to write it; `finish_save` must be called before the next one.
+
+        Args:
+            folder_: of the checkpoint; it is there when all is written.
+            meta: plain data.
+            waits: nothing is trained before `finish_save`, so that nothing need be copied.
+
+        Raises:
+            CheckpointError, DiskFull, OutOfMemory, TrainingError: as `save`.
         """
         kept = {"schedule": self.schedule.to_dict(), "meta": meta}
-        checkpoint.save(Path(folder_), self.trainer, identity=self.identity(), step=self.step, meta=kept)
+        self.saving = checkpoint.begin(
+            Path(folder_), self.trainer, identity=self.identity(), step=self.step, meta=kept, waits=waits
+        )
+
+    def finish_save(self) -> None:
+        """Wait until the checkpoint is written that was begun, on all ranks.
+
+        Raises:
+            DiskFull, OutOfMemory, TrainingError: as `save`.
+        """
+        if self.saving is not None:
+            saving, self.saving = self.saving, None
+            saving.finish()
+            parallel.gather(None)  # rank 0 is the last one: it gives the folder its name
 
     def load(self, folder_: Path) -> dict[str, Any]:
         """Continue from a checkpoint; the steps that follow are those of an uninterrupted run, bit for bit.

@@ -21,7 +21,8 @@ CALLS: dict[str, Call] = {
     "load_reference": lambda policy, media, folder: policy.load_reference(folder),
     "export_weights": lambda policy, media, folder: policy.export_weights(folder),
     "export": lambda policy, media, folder: policy.export(folder),
-    "save": lambda policy, media, folder, meta: policy.save(folder, meta),
+    "begin_save": lambda policy, media, folder, meta, waits: policy.begin_save(folder, meta, waits),
+    "finish_save": lambda policy, media: policy.finish_save(),
     "load": lambda policy, media, folder: policy.load(folder),
 }
 """What rank 0 may have done: methods of `PolicyModel`, where each rank reads media by itself."""

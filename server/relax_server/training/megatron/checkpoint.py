@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,23 +13,18 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
-from megatron.core.dist_checkpointing.strategies import torch as torch_dist
-from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from relax_sdk.errors import CheckpointError
 from relax_server.machine_limits import refusal
 from relax_server.training.megatron import optimizer_state, parallel
-from relax_server.training.megatron.folder import replace_folder
 from relax_server.training.megatron.forest_model import ForestModel
+from relax_server.training.megatron.saving import HEADER, Saving, cause_of, fingerprint
 from relax_server.training.megatron.trainer import MegatronTrainer
 
 FORMAT, READ = 3, (2, 3)
 """Formats of the checkpoints that are written, and of those that can be read."""
-HEADER = "relax.json"
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 """A file with one of these errors is not there; any other error says that it cannot be read or written now."""
 
@@ -49,31 +42,6 @@ def differences(ours: Any, theirs: Any, at: str = "") -> list[str]:
 def _plain(data: Any) -> Any:
     """Return data as JSON would give it back, so that tuples and lists compare equal."""
     return json.loads(json.dumps(data))
-
-
-class SaveInThisProcess(SaveShardedStrategy):
-    """Megatron's format `torch_dist`, written by torch itself.
-
-    Megatron's own strategy forks writers and keeps a server process for their results, which outlives a killed trainer, and
-    it waits without limit for writers that died. A synchronous save needs neither. What it does to names and shards before
-    it writes is done here by the same functions, so its loader reads the result.
-    """
-
-    def __init__(self) -> None:
-        super().__init__("torch_dist", 1)
-
-    @property
-    def can_handle_sharded_objects(self) -> bool:
-        return True
-
-    def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> None:
-        """Write the shards of this rank; every rank calls it."""
-        state, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
-        save_state(
-            torch_dist.mcore_to_pyt_state_dict(state, is_loading=False),
-            storage_writer=FileSystemWriter(checkpoint_dir),
-            planner=torch_dist.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
-        )
 
 
 def _tracker() -> Any:
@@ -114,8 +82,10 @@ def _restore_generators(saved: Any) -> None:
     _tracker().set_states(own["megatron"])
 
 
-def save(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any], step: int, meta: dict[str, Any]) -> None:
-    """Write model, optimizer, generators, step and `meta`; every rank calls it.
+def begin(
+    folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any], step: int, meta: dict[str, Any], waits: bool = False
+) -> Saving:
+    """Take model, optimizer, generators, step and `meta` as they are now, and begin to write them; every rank calls it.
 
     Args:
         folder: replaced if it exists; a reader sees the old or the new one, never half of one.
@@ -123,40 +93,20 @@ def save(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any], st
         identity: plain data that a later `load` must match.
         step: training steps done.
         meta: plain data, given back by `load`.
+        waits: nothing is trained before it has ended, so that nothing need be copied.
 
     Raises:
         CheckpointError: `meta` or `identity` are not plain data.
         DiskFull, OutOfMemory: the disk has no room, or there is no memory left; with advice.
         TrainingError: the machine refuses for another reason: too many open files, a failing disk.
     """
-    partial = folder.with_name(f".{folder.name}.partial")
     try:
         header = {"format": FORMAT, "step": step, "identity": _plain(identity), "meta": _plain(meta)}
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: the checkpoint cannot be written ({error})") from error
-    try:
-        if dist.get_rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        dist.barrier()
-        state = _state(trainer, loading=False)
-        state["generators"] = parallel.gather({"torch": torch.get_rng_state(), "megatron": _tracker().get_states()})
-        dist_checkpointing.save(state, str(partial), sharded_strategy=SaveInThisProcess())
-        dist.barrier()
-        if dist.get_rank() == 0:
-            header["files"] = {file.name: _fingerprint(file) for file in sorted(partial.iterdir())}
-            (partial / HEADER).write_text(json.dumps(header, indent=1))
-            replace_folder(partial, folder)
-        dist.barrier()
-    except (Exception, CheckpointException) as error:  # the latter is a BaseException
-        told = refusal(_cause(error), "the checkpoint cannot be written now", folder, writes=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        raise told from error
-
-
-def _fingerprint(file: Path) -> dict[str, Any]:
-    with file.open("rb") as stream:
-        return {"size": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+    state = _state(trainer, loading=False)
+    state["generators"] = parallel.gather({"torch": torch.get_rng_state(), "megatron": _tracker().get_states()})
+    return Saving(state, header, folder, waits)
 
 
 def _damage(folder: Path, files: dict[str, dict[str, Any]]) -> str | None:
@@ -170,21 +120,13 @@ def _damage(folder: Path, files: dict[str, dict[str, Any]]) -> str | None:
             size = (folder / name).stat().st_size
             if size != wanted["size"]:
                 return f"{name} has {size} bytes, {wanted['size']} were written"
-            if _fingerprint(folder / name) != wanted:
+            if fingerprint(folder / name) != wanted:
                 return f"{name} has other contents than were written"
         except OSError as error:
             if error.errno not in ABSENT:
                 raise
             return f"{name} is missing"
     return None
-
-
-def _cause(error: BaseException) -> BaseException:
-    """The error itself; torch wraps those of its ranks in one of its own."""
-    if isinstance(error, CheckpointException) and error.failures:
-        wrapped = next(iter(error.failures.values()))
-        return wrapped[0] if isinstance(wrapped, tuple) else wrapped
-    return error
 
 
 def _does_not_fit(error: BaseException) -> bool:
@@ -215,7 +157,7 @@ def read_header(folder: Path) -> dict[str, Any]:
 
 
 def load(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Read back what `save` wrote; every rank calls it.
+    """Read back what `begin` wrote; every rank calls it.
 
     Returns:
         The number of training steps done, and `meta`.
@@ -236,7 +178,7 @@ def load(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any]) ->
 
 
 def load_model(folder: Path, model: ForestModel, *, identity: dict[str, Any]) -> int:
-    """Read the weights alone of what `save` wrote; no optimizer is needed. Every rank calls it.
+    """Read the weights alone of what `begin` wrote; no optimizer is needed. Every rank calls it.
 
     Args:
         folder: of the checkpoint.
@@ -294,7 +236,7 @@ def _failures_told(folder: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except (Exception, CheckpointException) as error:  # the latter is a BaseException
-        cause = _cause(error)
+        cause = cause_of(error)
         if _does_not_fit(cause):
             raise CheckpointError(f"{folder}: the checkpoint does not fit ({type(cause).__name__}: {cause})") from error
         raise refusal(cause, "the checkpoint cannot be loaded now", folder) from error

@@ -29,6 +29,8 @@ _control: Any = None
 """Group of all ranks for plain data and numbers on the CPU; None: the default group."""
 _calls: Any = None
 """Group of all ranks in which they wait for what rank 0 wants done."""
+_saving: Any = None
+"""Group of all ranks in which they write a checkpoint while they train."""
 IDLE = timedelta(days=365)
 """How long a rank waits for rank 0; when that process ends, so does the wait."""
 
@@ -80,7 +82,7 @@ def initialize(
 
 
 def _join(rank: int, ranks: int, host: str, port: int | None, store: Any, timeout: timedelta) -> None:
-    global _control, _calls
+    global _control, _calls, _saving
     stores: Any = dist
     if store is None:
         if ranks == 1:
@@ -97,6 +99,7 @@ def _join(rank: int, ranks: int, host: str, port: int | None, store: Any, timeou
     if ranks > 1:
         _control = dist.new_group(backend="gloo", timeout=timeout) if backend != "gloo" else None
         _calls = dist.new_group(backend="gloo", timeout=IDLE)
+        _saving = dist.new_group(backend="gloo", timeout=timeout)
 
 
 def shutdown() -> None:
@@ -104,19 +107,24 @@ def shutdown() -> None:
 
     Models and optimizers hold on to its process groups in circles; each group has threads, which end when it is collected.
     """
-    global _layout, _control, _calls
+    global _layout, _control, _calls, _saving
     from megatron.core import parallel_state
 
     if dist.is_initialized():
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
-    _layout, _control, _calls = LayoutConfig(), None, None
+    _layout, _control, _calls, _saving = LayoutConfig(), None, None, None
     gc.collect()
 
 
 def layout() -> LayoutConfig:
     """How the ranks of this process's group share the work."""
     return _layout
+
+
+def saving_group() -> Any:
+    """The process group in which all ranks write a checkpoint, beside what they compute together; None: there is one rank."""
+    return _saving
 
 
 def device() -> torch.device:
