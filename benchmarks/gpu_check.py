@@ -278,18 +278,16 @@ def planned_rank(folder: Path, training: Any) -> Any:
 
 def held_bytes(trainer: Any) -> dict[str, int]:
     """Bytes that a policy holds between steps, by kind, each storage once."""
-    ddp, made = trainer.trainer.ddp, trainer.trainer.optimizer
-    inner = getattr(made, "chained_optimizers", [made])
-    weights = list(trainer._loaded.model.parameters())
-    gradients = [buffer.grad_data for buffer in (*ddp.buffers, *ddp.expert_parallel_buffers)]
-    state: list[Any] = []
-    for optimizer in inner:
-        masters = getattr(optimizer, "fp32_from_float16_groups", [])
-        state += [p for group in masters for p in group]
-        state += [x for values in optimizer.optimizer.state.values() for x in values.values() if hasattr(x, "untyped_storage")]
+    from relax_server.training.megatron.host_memory import gradients, optimizer_tensors
+
+    held = {
+        "weights": list(trainer._loaded.model.parameters()),
+        "gradients": gradients(trainer.trainer.ddp),
+        "optimizer": optimizer_tensors(trainer.trainer.optimizer),
+    }
     seen: set[int] = set()
     out: dict[str, int] = {}
-    for kind, tensors in (("weights", weights), ("gradients", gradients), ("optimizer", state)):
+    for kind, tensors in held.items():
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         out[kind] = sum(size for place, size in storages.items() if place not in seen)
         seen |= set(storages)

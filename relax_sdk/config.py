@@ -18,8 +18,10 @@ from relax_sdk.tuning import LoraConfig, TowersConfig, Tuning
 
 Mode = Literal["async", "colocate"]
 EngineKind = Literal["embedded", "sglang", "vllm"]
+WeightsWay = Literal["folder", "broadcast"]
 BusName = Literal["local", "transfer_queue"]
 Attention = Literal["auto", "blocks", "flex"]
+Offload = Literal["auto", "none", "optimizer", "all"]
 
 STOP_LENGTH = 1000
 """Characters of a text that ends a response."""
@@ -129,6 +131,10 @@ class TrainingConfig:
     """How packed samples attend: in dense blocks, or by FlexAttention, which needs an NVIDIA GPU and heads of 16 channels or
     more. `auto` takes FlexAttention where it can."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    offload: Offload = "auto"
+    """What is in the machine's memory while the device has no use for it. `optimizer`: masters and moments, but for the update
+    itself. `all`: the trainer's whole state while engines generate, with `mode="colocate"` only. `auto`: `all` in that mode on
+    a GPU, else `none`."""
     checkpoint_every: int = 50
     """Steps; the last step is always saved."""
     keep_checkpoints: int = 2
@@ -320,6 +326,10 @@ class RunConfig:
         if self.engine_flags and self.engine == "embedded":
             raise ConfigError(f"engine_flags {list(self.engine_flags)} need engine='sglang' or 'vllm', whose own they are")
         self.check_engine(self.engine)
+        if self.training.offload == "all" and self.mode != "colocate":
+            raise ConfigError(
+                "training.offload = 'all' needs mode='colocate', as the trainer works all the time in mode='async'"
+            )
         if self.mode == "colocate" and self.max_staleness != 0:
             raise ConfigError(
                 f"mode='colocate' alternates generation and training, so max_staleness must be 0, got {self.max_staleness}"

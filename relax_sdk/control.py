@@ -70,7 +70,12 @@ class RunControl:
         return self._send("GET", "/v1/engines")["engines"]
 
     def add(
-        self, id: str | None = None, url: str | None = None, kind: str | None = None, token: str | None = None
+        self,
+        id: str | None = None,
+        url: str | None = None,
+        kind: str | None = None,
+        token: str | None = None,
+        weights: str | None = None,
     ) -> dict[str, Any]:
         """Begin to add an engine; one that is there already stays as it is.
 
@@ -79,6 +84,8 @@ class RunControl:
             url: of one that runs already; None: one is started.
             kind: of the one at `url`; None: as the run's own.
             token: of the one at `url`; None: what the run finds for it, in `RELAX_ENGINE_TOKEN` or on this machine.
+            weights: how the one at `url` gets new weights: `folder`, it reads those that the run has written; `broadcast`, they
+                are sent to it over the network, which SGLang alone takes. None: `folder`.
 
         Returns:
             It as it is now: `state` is `starting`, or `current` when it is in use.
@@ -87,8 +94,8 @@ class RunControl:
             ConfigError: not a name, URL or kind that this run takes, or taken.
             RunError: the run has ended.
         """
-        body = {name: value for name, value in dict(id=id, url=url, kind=kind, token=token).items() if value is not None}
-        return self._send("POST", "/v1/engines", body)
+        told = dict(id=id, url=url, kind=kind, token=token, weights=weights)
+        return self._send("POST", "/v1/engines", {name: value for name, value in told.items() if value is not None})
 
     def remove(self, id: str, drain_seconds: float | None = None) -> dict[str, Any]:
         """Begin to remove an engine; one that is gone already is no error.

@@ -44,10 +44,14 @@ class PlannedRank:
     """Kept for the backward pass of a forest of `training.token_budget` tokens, those of media towers left out."""
     logits: int
     attention_plan: int
+    offloaded: bool = False
+    """The optimizer's state is on the device for the update alone, when nothing is kept for a backward pass."""
 
     @property
     def total(self) -> int:
-        return sum(value for name, value in vars(self).items() if name != "stage")
+        """Most bytes at once."""
+        kept, computed = self.weights + self.gradients + self.reference, self.activations + self.logits + self.attention_plan
+        return kept + (max(self.optimizer, computed) if self.offloaded else self.optimizer + computed)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,10 @@ def plan(
     tokens: Annotated[int, typer.Option(help="training.token_budget: tokens of a forest.")] = 8192,
     dtype: Annotated[str, typer.Option(help="training.dtype: bfloat16 or float32.")] = "bfloat16",
     recompute: Annotated[bool, typer.Option("--recompute", help="training.recompute.")] = False,
+    offload: Annotated[
+        bool,
+        typer.Option("--offload-optimizer", help="training.offload='optimizer': its state is on the host between updates."),
+    ] = False,
     reference: Annotated[
         bool, typer.Option("--reference", help="The policy keeps a copy of its weights for the KL term.")
     ] = False,
@@ -34,7 +38,8 @@ def plan(
     from relax_sdk.config import TrainingConfig
 
     number, size = parse_devices(devices)
-    training = TrainingConfig(token_budget=tokens, dtype=dtype, recompute=recompute)  # type: ignore[arg-type]
+    way = "optimizer" if offload else "none"
+    training = TrainingConfig(token_budget=tokens, dtype=dtype, recompute=recompute, offload=way)  # type: ignore[arg-type]
     chosen = parse_layout(layout) if layout is not None else None
     found = plan_memory(PlanRequest(model, number, size, chosen, training, reference))
     kinds = ("weights", "gradients", "optimizer", "reference", "activations", "logits", "attention_plan", "total")
@@ -48,5 +53,5 @@ def plan(
         f"{found.kv_bytes_per_token:,} bytes of keys and values a token. Activations of media towers are not planned."
     )
     if not found.layouts:
-        typer.echo("no layout fits: use --recompute, fewer --tokens, or more devices")
+        typer.echo("no layout fits: use --recompute, --offload-optimizer, fewer --tokens, or more devices")
         raise typer.Exit(1)

@@ -19,7 +19,14 @@ RAY = {
     "test_transfer_queue_defects.py",
 }
 """They look at what is left of Ray on the whole machine, so that one worker has them all."""
-RANKS = {"test_data_parallel.py", "test_layout_table.py", "test_layouts.py", "test_step_tokens.py"}
+RANKS = {
+    "test_data_parallel.py",
+    "test_host_memory.py",
+    "test_layout_table.py",
+    "test_layouts.py",
+    "test_plan_table.py",
+    "test_step_tokens.py",
+}
 """They share the processes that are ranks, so that one worker has them all."""
 ENGINES = "contract/test_engine_"
 """They share the engines, so that one worker has them all, too."""

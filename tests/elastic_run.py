@@ -95,10 +95,10 @@ class Going:
 
 
 @contextlib.asynccontextmanager
-async def going(folder: Path, **settings: Any) -> AsyncIterator[Going]:
+async def going(folder: Path, env: Any = "tone-v0", **settings: Any) -> AsyncIterator[Going]:
     """A run from its first step on; at the end nothing of it was lost or trained on twice."""
     others = children(recursive=True)
-    trainer = relax.Trainer("tone-v0", folder=folder, **(SMALL | settings))
+    trainer = relax.Trainer(env, folder=folder, **(SMALL | settings))
     job = prepared_job(trainer, steps=100_000)
     heard = Heard()
     controller = await make_controller(job, heard)

@@ -177,7 +177,7 @@ async def test_the_control_is_for_this_user_and_says_what_is_wrong(shared):
         assert (await ask("DELETE", "/v1/engines/e1", {"Authorization": "Bearer x"}))[0] == 401
         for body, why in [
             (b"[", "not JSON"),
-            (b"[]", "must be an object of id, kind, token, url"),
+            (b"[]", "must be an object of id, kind, token, url, weights"),
             (b'{"port": 1}', "must be an object of id, kind, token, url"),
             (b'{"id": 1}', "id = 1"),
             (b'{"id": "../x"}', "letters, digits"),
@@ -190,6 +190,9 @@ async def test_the_control_is_for_this_user_and_says_what_is_wrong(shared):
             (b'{"url": "http://example.org:80"}', "is not this machine"),
             (b'{"url": "http://127.0.0.1:1", "kind": "vacuum"}', "kind = 'vacuum'"),
             (b'{"kind": "embedded"}', "only together with a url"),
+            (b'{"weights": "folder"}', "only together with a url"),
+            (b'{"url": "http://127.0.0.1:1", "weights": "post"}', "allowed: folder, broadcast"),
+            (b'{"url": "http://127.0.0.1:1", "weights": "broadcast"}', "SGLang alone takes weights so"),
         ]:
             status, message = await ask("POST", "/v1/engines", data=body)
             assert (status, why in message) == (400, True), (body, status, message)

@@ -128,10 +128,11 @@ def test_a_longer_run_goes_on_where_the_first_ended(tmp_path):
 def test_on_policy_runs_of_one_seed_are_the_same_run_in_either_mode(tmp_path):
     """No sample is old, the tokens are equal, and, as the ratio is to the trainer's own logprobs, the weights are, too."""
     same = {"algorithm": {"old_logprobs": "recompute", "correction": "none"}}
-    replay = {"training": SMALL["training"] | {"replay_routes": True}}
     runs = []
-    for settings in ({"mode": "colocate"}, {"mode": "async", "max_staleness": 0}):
-        run = trainer(tmp_path / settings["mode"], seed=3, **settings, **replay, **same).fit(steps=3, progress=False)
+    for settings, offload in (({"mode": "colocate"}, "all"), ({"mode": "async", "max_staleness": 0}, "none")):
+        training = SMALL["training"] | {"replay_routes": True, "offload": offload}
+        at = tmp_path / settings["mode"]
+        run = trainer(at, seed=3, training=training, **settings, **same).fit(steps=3, progress=False)
         assert [row["staleness_max"] for row in run.metrics] == [0, 0, 0]
         assert run.metrics[-1]["dropped_total"] == 0
         assert max(row["logprob_gap_max"] for row in run.metrics) <= SAME_WEIGHTS

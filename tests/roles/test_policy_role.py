@@ -34,7 +34,7 @@ def test_a_trainer_that_is_stopped_while_it_waits_says_that_it_goes_on_before_it
 def test_groups_are_acked_when_the_checkpoint_is_complete(tmp_path: Path) -> None:
     done: list[Any] = []
     role: Any = object.__new__(PolicyRole)
-    role.start, role.policy = SimpleNamespace(config=RunConfig("test-v0")), SimpleNamespace(step=4, saving=None)
+    role.start, role.policy = SimpleNamespace(config=RunConfig("test-v0")), SimpleNamespace(step=4, saving=None, parks=False)
     role.timeline, role.records, role.pending, role.unsaved = Timeline(None, "policy"), None, None, ["a", "b"]
     role.layout = SimpleNamespace(checkpoint=lambda step: tmp_path / str(step), checkpoints=list)
     role.channel = SimpleNamespace(send=done.append)

@@ -10,7 +10,10 @@ from typing import Any
 
 import psutil
 import pytest
+from elastic_run import going
 from relax_server.engines.sglang.environment import find_python
+from relax_server.engines.sglang.process import SglangProcess
+from relax_server.models.catalog import resolve_model
 from run_tokens import tokens_of
 
 import relax_sdk as relax
@@ -121,6 +124,27 @@ def test_a_lost_server_is_replaced_and_holds_the_weights_of_now(tmp_path: Path):
     assert [row["step"] for row in run.metrics] == list(range(1, 9))
     assert max(row["logprob_gap_max"] for row in run.metrics) <= SAME_WEIGHTS
     assert (folder / "logs" / "engine-e1.log").read_text().count("Load weight begin") == 2
+    assert not servers()
+
+
+async def test_weights_are_sent_to_a_server_that_cannot_read_them(tmp_path: Path):
+    process = SglangProcess(resolve_model("relax/tiny-llama"), tmp_path / "sglang.log")
+    await process.start(600)
+    url, token = process.url, process.token
+    try:
+        text: dict[str, Any] = {name: TEXT[name] for name in ("model", "sampling")}
+        async with going(tmp_path / "run", Say, max_staleness=0, **text) as run:
+            await run.ask(lambda control: control.add("far", url, "sglang", token, "broadcast"))
+            await run.engine("far", "current", seconds=180)
+            await run.ask(lambda control: control.remove("e1", 30))
+            await run.engine("e1", "gone")
+            first = len(run.heard.steps)
+            await run.steps(4)
+        assert max(row["logprob_gap_max"] for row in run.heard.steps[first + 1 :]) <= SAME_WEIGHTS
+        assert len({span.version for turn in run.turns() if turn.engine == url for span in turn.weight_versions}) > 2
+        assert process.alive(), "it is not the run's"
+    finally:
+        await process.stop()
     assert not servers()
 
 

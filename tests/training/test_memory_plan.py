@@ -71,6 +71,10 @@ def test_layouts_share_the_weights_and_the_best_that_fits_comes_first():
     assert one.weights / 2 < two.weights < one.weights and one.reference == one.weights
     assert sum(rank.weights for rank in piped.ranks) == one.weights
     assert plan_layout(model, LayoutConfig(tp=8), training, reference=True, flex=True).refused.startswith("layout.tp = 8")
+    moved = plan_layout(model, LayoutConfig(), TrainingConfig(offload="optimizer"), reference=True, flex=True).ranks[0]
+    kept = plan_layout(model, LayoutConfig(), TrainingConfig(), reference=True, flex=True).ranks[0]
+    computed = kept.activations + kept.logits + kept.attention_plan
+    assert kept.total - moved.total == min(kept.optimizer, computed) > 0
     found = fitting(model, 4, 10**9, training, reference=True)
     assert found[0].layout == LayoutConfig(dp=4, distributed_optimizer=True) and len(found) > 5
     tight = fitting(model, 4, found[0].largest, training, reference=True)

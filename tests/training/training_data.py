@@ -235,6 +235,7 @@ def make_policy(
     own_reference: bool = True,
     tuning: Tuning | None = None,
     publish_adapters: bool = False,
+    takes_turns: bool = False,
     **settings: Any,
 ) -> Any:
     """A policy; `settings` go to the configuration that has a field of the name. Others suit random weights."""
@@ -255,6 +256,7 @@ def make_policy(
         own_reference=own_reference,
         tuning=tuning,
         publish_adapters=publish_adapters,
+        takes_turns=takes_turns,
         **parts,
     )
 

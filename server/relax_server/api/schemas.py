@@ -81,6 +81,9 @@ class RunEngineBody(Body):
     token: str | None = Field(
         default=None, max_length=512, description="Of the one at url; default: the one that the run finds for it", repr=False
     )
+    weights: str | None = Field(
+        default=None, max_length=64, description="How the one at url gets new weights: folder (default) or broadcast (SGLang)"
+    )
 
 
 class SessionBody(Body):

@@ -49,13 +49,17 @@ def add(
     token_file: Annotated[
         Path | None, typer.Option(help="File with the token of the engine at --url, if it is not found on this machine.")
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="How the engine at --url gets weights: folder (it can read the run's), or broadcast (SGLang only)."),
+    ] = None,
 ) -> None:
     """Add an engine to a run; it is used once it has the current weights."""
     from relax_server.engines.tokens import read_token
 
     token = read_token(token_file) if url is not None else ""
     with RunControl(folder) as control:
-        name = control.add(id, url, kind, token or None)["id"]
+        name = control.add(id, url, kind, token or None, weights)["id"]
         said = f"engine {name} is starting, and gets the current weights"
         engine = _follow(control, name, said, lambda state: state not in ("starting",), START_SECONDS)
     if engine["state"] in ("current", "out"):

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from relax_sdk.config import EngineKind
+from relax_sdk.config import EngineKind, WeightsWay
 from relax_sdk.control import CONTROL
 from relax_sdk.errors import ConfigError, RelaxError
 from relax_server.guard import Guard, hosts_of
@@ -89,7 +89,8 @@ class RunControlServer:
     async def _add(self, request: web.Request) -> web.Response:
         body = await _body(request)
         kind: EngineKind | None = body.get("kind")  # type: ignore[assignment] - the fleet refuses what is none
-        info = self.fleet.add(body.get("id"), body.get("url"), kind, body.get("token"))
+        weights: WeightsWay | None = body.get("weights")  # type: ignore[assignment]
+        info = self.fleet.add(body.get("id"), body.get("url"), kind, body.get("token"), weights)
         return web.json_response(self._row(info), status=200 if info.state == "current" else 202)
 
     async def _remove(self, request: web.Request) -> web.Response:
@@ -131,7 +132,7 @@ async def _errors(request: web.Request, handler: Callable[..., Any]) -> web.Stre
 
 
 async def _body(request: web.Request) -> dict[str, str]:
-    """`id`, `url`, `kind` and `token`, as far as they are given.
+    """`id`, `url`, `kind`, `token` and `weights`, as far as they are given.
 
     Raises:
         ConfigError: it is something else.
@@ -140,7 +141,7 @@ async def _body(request: web.Request) -> dict[str, str]:
         body = json.loads(await request.read() or b"{}")
     except ValueError as error:
         raise ConfigError(f"the body is not JSON ({error})") from error
-    fields = {"id", "url", "kind", "token"}
+    fields = {"id", "url", "kind", "token", "weights"}
     if not isinstance(body, dict) or set(body) - fields:
         raise ConfigError(f"the body must be an object of {', '.join(sorted(fields))}, all optional")
     for name, value in body.items():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from relax_sdk.config import EngineKind
+from relax_sdk.config import EngineKind, WeightsWay
 from relax_sdk.errors import ConfigError, EngineError, EngineUnavailable, RelaxError
 from relax_sdk.runtime import Job
 from relax_server.engines.addresses import EngineAddress, check_address
@@ -133,15 +133,21 @@ class EngineFleet:
     # --------------------------------------------------------------------------------------------------- adding, removing
 
     def add(
-        self, id: str | None = None, url: str | None = None, kind: EngineKind | None = None, token: str | None = None
+        self,
+        id: str | None = None,
+        url: str | None = None,
+        kind: EngineKind | None = None,
+        token: str | None = None,
+        weights: WeightsWay | None = None,
     ) -> EngineInfo:
         """Begin to add an engine; it joins the pool once it has the current weights. One that is there already stays.
 
         Args:
             id: its name; None: a free one.
-            url: of one that runs elsewhere and can read the run's exchange folder; None: one is started.
+            url: of one that runs elsewhere; None: one is started.
             kind: of the one at `url`; None: as the run's own.
             token: of the one at `url`; None: what `find_token` finds for it.
+            weights: how the one at `url` gets new weights; None: `folder`, it can read the run's exchange folder.
 
         Returns:
             It as it is now; `infos` tells how it goes on. One that cannot be started stays there as `lost`, until it is
@@ -157,6 +163,12 @@ class EngineFleet:
             raise ConfigError(f"kind = {kind!r}; allowed: {', '.join(get_args(EngineKind))}, and only together with a url")
         if token is not None and url is None:
             raise ConfigError("token = …; allowed: only together with a url, as an engine of the run has its own")
+        if weights is not None and (weights not in get_args(WeightsWay) or url is None):
+            raise ConfigError(
+                f"weights = {weights!r}; allowed: {', '.join(get_args(WeightsWay))}, and only together with a url"
+            )
+        if weights == "broadcast" and (kind or self.job.config.engine) != "sglang":
+            raise ConfigError("weights = 'broadcast': SGLang alone takes weights so; with another kind allowed: 'folder'")
         token = "" if token is None else check_token(token, "token")
         url = None if url is None else check_address(url, self.job.config.engine_hosts)
         there = self._there(id, url)
@@ -164,7 +176,7 @@ class EngineFleet:
             if there.state == "draining":
                 raise EngineConflict(f"engine {there.id} is leaving; add it again when it is gone")
             return _info(there)
-        slot = self._new(id or (there.id if there is not None else self._free_id()), url, kind, token)
+        slot = self._new(id or (there.id if there is not None else self._free_id()), url, kind, token, weights or "folder")
         if there is not None and there.task is not None:
             there.task.cancel()
         slot.task = self._spawn(self._add(slot, there))
@@ -183,11 +195,18 @@ class EngineFleet:
     def _free_id(self) -> str:
         return next(id for n in itertools.count(1) if (id := f"e{n}") not in self._slots)
 
-    def _new(self, id: str, url: str | None = None, kind: EngineKind | None = None, token: str = "") -> EngineSlot:
+    def _new(
+        self,
+        id: str,
+        url: str | None = None,
+        kind: EngineKind | None = None,
+        token: str = "",
+        weights: WeightsWay = "folder",
+    ) -> EngineSlot:
         """A slot, its engine not started yet."""
         ours = [slot for slot in self._slots.values() if slot.id != id and not slot.external and not slot.added]
         added = len(ours) >= self.job.config.engines
-        slot = EngineSlot(id, kind or self.job.config.engine, None, url or "", token, added)
+        slot = EngineSlot(id, kind or self.job.config.engine, None, url or "", token, added, weights)
         if url is None:
             self._renew(slot)
         self._slots[id] = slot

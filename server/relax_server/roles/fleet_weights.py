@@ -36,19 +36,21 @@ class FleetWeights:
         async with self._turn:
             self._folder, self.version, self._released = folder, version, False
             self._loads += 1
-            await asyncio.gather(*(self._load_into(slot) for slot in self._slots("current", "draining") if slot.started))
+            await asyncio.gather(
+                *(self._load_into(slot, folder) for slot in self._slots("current", "draining") if slot.started)
+            )
 
-    async def _load_into(self, slot: EngineSlot) -> None:
+    async def _load_into(self, slot: EngineSlot, folder: Path) -> None:
         try:
-            await self._give(slot, self._folder, self.version)
+            await self._give(slot, folder, self.version)
         except EngineError as error:
             if slot.state == "current":
                 self._lost(slot, f"could not load version {self.version}: {error}")
 
-    async def _give(self, slot: EngineSlot, folder: Path | None, version: int) -> None:
+    async def _give(self, slot: EngineSlot, folder: Path, version: int) -> None:
         if slot.released:
             await slot.client.resume_memory()
-        await slot.client.update_weights(str(folder), version)
+        await slot.update_weights(folder, version)
         if slot.released:
             await slot.client.resume()
             slot.released = False

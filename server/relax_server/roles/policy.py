@@ -120,7 +120,25 @@ class PolicyRole:
             meta = self.ranks.call("load", self.start.checkpoint)
             self.bus.ack(meta["groups"], self.policy.step)  # it may have died between the checkpoint and its ack
         self.bus.restore(self.policy.step)
-        self.channel.send(PolicyReady(self.policy.step, self.put_out(), self.cluster))
+        self.ready()
+
+    def ready(self) -> None:
+        """Put the weights out, leave the devices to the engines where they take turns, and say so."""
+        weights = self.put_out()
+        self.park()
+        self.channel.send(PolicyReady(self.policy.step, weights, self.cluster))
+
+    def park(self) -> None:
+        """Leave the devices, if the policy does that."""
+        if self.policy.parks:
+            with self.timeline.span("leave devices", step=self.policy.step):
+                self.ranks.call("park")
+
+    def unpark(self) -> None:
+        """Take the devices."""
+        if self.policy.parks:
+            with self.timeline.span("take devices", step=self.policy.step):
+                self.ranks.call("unpark")
 
     @property
     def cluster(self) -> Cluster | None:
@@ -130,6 +148,7 @@ class PolicyRole:
 
     def warm_up(self) -> None:
         """Supervised steps on the form of an action, then fresh weights and a checkpoint: it is not done again."""
+        self.unpark()
         config = self.start.config.warmup
         groups = self.journal.groups(self.start.run, split="warmup", limit=config.steps, newest_first=False)
         for group in groups:
@@ -141,7 +160,7 @@ class PolicyRole:
             self.ranks.call("export", self.layout.reference)
         self.save()
         self.end_save()  # the run cannot begin again without it
-        self.channel.send(PolicyReady(self.policy.step, self.put_out(), self.cluster))
+        self.ready()
 
     @property
     def version(self) -> int:
@@ -187,9 +206,13 @@ class PolicyRole:
             except POISON as error:
                 self.set_poison_aside(batch, given, error)
                 continue
-            self.channel.send(done)
+            if not self.policy.parks:
+                self.channel.send(done)
             if self.policy.step % config.training.checkpoint_every == 0 and self.policy.step < config.steps:
                 self.save()
+            if self.policy.parks:  # engines take the devices when they hear of the step
+                self.park()
+                self.channel.send(done)
         self.channel.send(Beat(waiting=False))  # a `Stop` may have come while it waited
         self.save(last=True)
 
@@ -257,6 +280,7 @@ class PolicyRole:
     def one_step(self, batch: GroupBatch, given: Given | None, began: float, seconds_fields: float) -> StepDone:
         """Train on one batch and put the new weights out."""
         taken = time.perf_counter()
+        self.unpark()
         metrics: dict[str, Any] = dict(self.ranks.call("train_step", batch.groups, batch.version, given))
         trained = time.perf_counter()
         if self.records is not None and self.policy.tokens is not None:
@@ -323,6 +347,7 @@ class PolicyRole:
         Args:
             last: nothing is trained any more; it is complete when this returns.
         """
+        self.unpark()
         self.end_save()
         step = self.policy.step
         folder = self.layout.checkpoint(step)

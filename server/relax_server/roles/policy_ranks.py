@@ -48,6 +48,7 @@ def make_policy(first: StartPolicy) -> PolicyModel:
         own_reference=REFERENCE_ROLE not in field_roles(config),
         tuning=config.tuning,
         publish_adapters=config.publishes_adapters,
+        takes_turns=config.mode == "colocate",
     )
 
 

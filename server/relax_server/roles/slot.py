@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from relax_sdk.config import EngineKind
+from relax_sdk.config import EngineKind, WeightsWay
 from relax_sdk.errors import EngineError
 from relax_sdk.runtime import Job
 from relax_server.engines.addresses import EngineAddress
@@ -20,6 +21,9 @@ from relax_server.engines.tokens import find_token
 from relax_server.loading_time import seconds_to_load
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.placement import Engine, Placement
+
+if TYPE_CHECKING:
+    from relax_server.engines.sglang.broadcast import WeightGroup
 
 START_SECONDS = {"embedded": 180.0, "sglang": 600.0, "vllm": 600.0}
 """Seconds for an engine to answer, by kind; loading its model comes on top."""
@@ -46,6 +50,8 @@ class EngineSlot:
     """Token that was given for an engine that runs elsewhere; empty: `find_token` is asked."""
     added: bool = False
     """Whether it came after the engines that the run began with."""
+    weights: WeightsWay = "folder"
+    """How it gets new weights: from the run's exchange folder, or over the network."""
     state: SlotState = "starting"
     """`starting`: it does not have the current weights yet. `current`: in the pool. `draining`: it finishes what it has.
     `lost`: it cannot be had; `reason` says why."""
@@ -65,6 +71,8 @@ class EngineSlot:
     task: asyncio.Task[None] | None = None
     """Its start, or its end."""
     _client: HttpEngine | None = None
+    _group: WeightGroup | None = None
+    """Broadcasts weights to it, once it has been given some."""
 
     @property
     def external(self) -> bool:
@@ -96,9 +104,36 @@ class EngineSlot:
 
     async def connect(self, media: Path, model_path: Path) -> None:
         """Make the client, once it has an address."""
+        await self._leave()
         if self._client is not None:
             await self._client.close()
         self._client = connect(self.reach, media, model_path)
+
+    async def update_weights(self, folder: Path, version: int) -> None:
+        """Have it take the weights in a folder.
+
+        Raises:
+            EngineError: it did not.
+        """
+        if self.weights == "folder":
+            return await self.client.update_weights(str(folder), version)
+        from relax_server.engines.sglang.broadcast import WeightGroup
+        from relax_server.models.weight_files import read_weights
+
+        try:
+            if self._group is None:
+                self._group = WeightGroup.with_engine(self.client)
+                await self._group.open()
+            await self._group.update(await asyncio.to_thread(read_weights, folder), version)
+        except BaseException:
+            await self._leave()  # whatever state its group is in, the next weights get a new one
+            raise
+
+    async def _leave(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            with contextlib.suppress(EngineError):
+                await group.close()
 
     def alive(self) -> bool:
         """Whether its process exists, as far as we can know."""
@@ -110,6 +145,7 @@ class EngineSlot:
 
     async def stop(self) -> None:
         """End the process, if it is ours, and the client's connections."""
+        await self._leave()
         if self._client is not None:
             await self._client.close()
         if self.process is not None:

@@ -41,6 +41,11 @@ class KeptReference:
         """Bytes of the copies."""
         return sum(tensor.nbytes for _, tensor in self._pairs)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The copies."""
+        return [tensor for _, tensor in self._pairs]
+
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside the block the model is the reference; no gradient may be computed there."""

@@ -202,6 +202,7 @@ def _rank(
         activations=kept * in_flight,
         logits=at_once * 4 * LOGIT_COPIES if last else 0,
         attention_plan=16 * blocks if flex else 24 * tokens,
+        offloaded=training.offload == "optimizer",
     )
 
 

@@ -24,6 +24,7 @@ from relax_server.training.forest import Forest
 from relax_server.training.group_fields import Given, by_turn, flat_logprobs
 from relax_server.training.megatron import checkpoint, folder, parallel
 from relax_server.training.megatron.adapter_folder import publish, reference_values
+from relax_server.training.megatron.host_memory import HostMemory
 from relax_server.training.megatron.saving import Saving
 from relax_server.training.megatron.trainer import MegatronTrainer
 from relax_server.training.metrics import StepMetrics
@@ -54,6 +55,7 @@ class PolicyModel(LogprobModel):
         own_reference: False keeps no reference: its logprobs are given to every step that needs them.
         tuning: what is trained; None: everything.
         publish_adapters: `export_weights` writes adapters alone, for engines that merge them.
+        takes_turns: engines generate on the same devices while this policy waits, see `park`.
 
     Raises:
         ConfigError: the model cannot be trained, or a setting does not fit it.
@@ -74,6 +76,7 @@ class PolicyModel(LogprobModel):
         own_reference: bool = True,
         tuning: Tuning | None = None,
         publish_adapters: bool = False,
+        takes_turns: bool = False,
     ) -> None:
         super().__init__(model_path, training=training, seed=seed, sampling=sampling, features=features, tuning=tuning)
         self.publish_adapters = publish_adapters
@@ -90,8 +93,16 @@ class PolicyModel(LogprobModel):
         """The checkpoint that is being written."""
         self.tokens: StepTokens | None = None
         """What the last training step computed for each trained token; None before the first."""
+        offload = training.offload
+        if offload == "auto":
+            offload = "all" if takes_turns and self.device.type == "cuda" else "none"
+        self.parks = offload == "all"
+        """Whether `park` gives memory of the device free."""
+        self._host = HostMemory()
         with limits_told("gradients and optimizer cannot be allocated", self.model_path):
-            self.trainer = MegatronTrainer(self._loaded.model, optimizer, self._dtype, self.tuning.towers)
+            self.trainer = MegatronTrainer(
+                self._loaded.model, optimizer, self._dtype, self.tuning.towers, offload=offload == "optimizer"
+            )
         self._objective = policy_objective(algorithm)
         find("advantage", algorithm.advantage)  # before the first batch needs it
         self._aggregate = find("aggregation", algorithm.aggregation)
@@ -181,6 +192,30 @@ class PolicyModel(LogprobModel):
         for mine in parts:
             self._accumulate(mine, self._objective, targets)
             self.trainer.check_gradient()
+
+    # ------------------------------------------------------------------------------------------------------------- memory
+
+    def park(self) -> None:
+        """Move all that is kept from step to step to the machine's memory, if the policy `parks`; nothing can be computed then.
+
+        Raises:
+            OutOfMemory: the machine has no room for it.
+        """
+        if self.parks:
+            kept = self._reference.tensors if self._reference is not None else []
+            with limits_told("the trainer's state cannot be moved to the machine's memory", self.model_path):
+                self._host.take([*self.trainer.held(), *kept])
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
+
+    def unpark(self) -> None:
+        """Take back what `park` has moved; without effect where it has not.
+
+        Raises:
+            OutOfMemory: the device has no room: engines have not given theirs back.
+        """
+        with limits_told("the trainer's state does not fit beside the engines", self.model_path):
+            self._host.give_back()
 
     # --------------------------------------------------------------------------------------------- weights, checkpoints
 

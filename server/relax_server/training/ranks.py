@@ -21,6 +21,8 @@ CALLS: dict[str, Call] = {
     "load_reference": lambda policy, media, folder: policy.load_reference(folder),
     "export_weights": lambda policy, media, folder: policy.export_weights(folder),
     "export": lambda policy, media, folder: policy.export(folder),
+    "park": lambda policy, media: policy.park(),
+    "unpark": lambda policy, media: policy.unpark(),
     "begin_save": lambda policy, media, folder, meta, waits: policy.begin_save(folder, meta, waits),
     "finish_save": lambda policy, media: policy.finish_save(),
     "load": lambda policy, media, folder: policy.load(folder),

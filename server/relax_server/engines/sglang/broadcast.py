@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,11 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from relax_sdk.errors import EngineError, EngineUnavailable
+from relax_server.engines.http import HttpEngine
 from relax_server.engines.sglang.client import SglangEngine
+
+LEAVE_SECONDS = 5.0
+"""For a server to leave a group; one that has ended leaves none."""
 
 
 class WeightGroup:
@@ -42,6 +47,24 @@ class WeightGroup:
         self.name = f"relax-{uuid.uuid4().hex[:8]}"
         self._group: Any = None
         self._store: Any = None
+
+    @classmethod
+    def with_engine(cls, engine: HttpEngine) -> WeightGroup:
+        """A group with a server wherever it runs: this machine's address is that from which it is reached.
+
+        Raises:
+            EngineError: the server is not SGLang, or there is no way to it.
+        """
+        if not isinstance(engine, SglangEngine):
+            raise EngineError(f"{engine.url} is not SGLang, which alone takes weights by broadcast")
+        place = urlsplit(engine.url)
+        try:
+            family, _, _, _, there = socket.getaddrinfo(place.hostname, place.port, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as way:  # nothing is sent
+                way.connect(there)
+                return cls(engine, way.getsockname()[0])
+        except OSError as error:
+            raise EngineUnavailable(f"no way to {engine.url} ({error})") from error
 
     async def open(self) -> None:
         """Meet the server's ranks.
@@ -95,10 +118,19 @@ class WeightGroup:
             dist.broadcast(tensor, 0, group=self._group)
 
     async def close(self) -> None:
-        """Take the group apart, on both sides."""
+        """Take the group apart, on both sides.
+
+        Raises:
+            EngineError: the server did not leave it, or did not say so in time; this side has.
+        """
         if self._group is None:
             return
         group, self._group = self._group, None
-        await self.engine.leave_group(self.name)
-        await asyncio.to_thread(dist.destroy_process_group, group)
-        self._store = None
+        try:
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self.engine.leave_group(self.name)
+        except TimeoutError as error:
+            raise EngineUnavailable(f"{self.engine.url} did not leave the group within {LEAVE_SECONDS:.0f} s") from error
+        finally:
+            await asyncio.to_thread(dist.destroy_process_group, group)
+            self._store = None

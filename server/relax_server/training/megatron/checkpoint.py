@@ -104,9 +104,10 @@ def begin(
         header = {"format": FORMAT, "step": step, "identity": _plain(identity), "meta": _plain(meta)}
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: the checkpoint cannot be written ({error})") from error
-    state = _state(trainer, loading=False)
-    state["generators"] = parallel.gather({"torch": torch.get_rng_state(), "megatron": _tracker().get_states()})
-    return Saving(state, header, folder, waits)
+    with trainer.optimizer_here():
+        state = _state(trainer, loading=False)
+        state["generators"] = parallel.gather({"torch": torch.get_rng_state(), "megatron": _tracker().get_states()})
+        return Saving(state, header, folder, waits and not trainer.offload)
 
 
 def _damage(folder: Path, files: dict[str, dict[str, Any]]) -> str | None:
@@ -168,7 +169,7 @@ def load(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any]) ->
         TrainingError: the machine refuses for another reason: too many open files, a failing disk.
     """
     header = _fitting_header(folder, _plain(identity))
-    with _failures_told(folder):
+    with _failures_told(folder), trainer.optimizer_here():
         _check_files(folder, header)
         state: Any = dist_checkpointing.load(_state(trainer, loading=True), str(folder))
         _take_weights(trainer.model, state["model"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from relax_sdk.errors import TrainingError
 from relax_sdk.tuning import TowersConfig
 from relax_server.training.megatron import parallel
 from relax_server.training.megatron.forest_model import ForestModel
+from relax_server.training.megatron.host_memory import HostMemory, gradients, optimizer_tensors
 from relax_server.training.megatron.micro_batch import MicroBatch
 from relax_server.training.megatron.tower_rates import own_groups, rate_of
 from relax_server.training.scoring import Predictions
@@ -35,7 +37,12 @@ class MegatronTrainer:
     """
 
     def __init__(
-        self, model: ForestModel, optimizer: OptimizerConfig, dtype: torch.dtype, towers: TowersConfig | None = None
+        self,
+        model: ForestModel,
+        optimizer: OptimizerConfig,
+        dtype: torch.dtype,
+        towers: TowersConfig | None = None,
+        offload: bool = False,
     ) -> None:
         self.model, self._towers = model, towers or TowersConfig()
         self._settings, self._dtype = optimizer, dtype
@@ -44,6 +51,8 @@ class MegatronTrainer:
         ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=bf16, use_distributed_optimizer=self._divided)
         self.ddp = DistributedDataParallel(model.config, ddp, model)
         self.ddp.broadcast_params()
+        self.offload, self._host = offload, HostMemory()
+        """Whether the optimizer's state is in the machine's memory but for the update itself."""
         self.optimizer: Any = self._make_optimizer()
         config: Any = model.config
         config.finalize_model_grads_func = finalize_model_grads
@@ -75,7 +84,20 @@ class MegatronTrainer:
         AdamW divides by the root of past squared gradients. Those of a supervised warm-up are many times larger than those
         of the policy gradient, and with beta2 = 0.99 they shrink its steps for hundreds of updates.
         """
+        self._host.give_back()
         self.optimizer = self._make_optimizer()
+
+    @contextmanager
+    def optimizer_here(self) -> Iterator[None]:
+        """Inside the block the optimizer's state is on the device, where it may be in the machine's memory otherwise."""
+        self._host.give_back()
+        yield
+        if self.offload:
+            self._host.take(optimizer_tensors(self.optimizer), but=self.model.parameters())
+
+    def held(self) -> list[Tensor]:
+        """All tensors that are kept from step to step: weights, gradients and the optimizer's."""
+        return [*self.model.parameters(), *self.model.buffers(), *gradients(self.ddp), *optimizer_tensors(self.optimizer)]
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[Any]:
         """Compute the gradients of one update: forward and backward over every forest, then the mean over all ranks' tokens.
@@ -119,10 +141,8 @@ class MegatronTrainer:
         Raises:
             TrainingError: they are not finite, on any rank. All ranks raise it.
         """
-        ddp: Any = self.ddp
         with parallel.together():
-            buffers = [*ddp.buffers, *ddp.expert_parallel_buffers]
-            if not all(torch.isfinite(buffer.grad_data.norm()) for buffer in buffers):
+            if not all(torch.isfinite(buffer.norm()) for buffer in gradients(self.ddp)):
                 raise TrainingError("the gradient is not finite; the weights were not updated")
 
     def step(self, lr: float) -> float:
@@ -137,7 +157,8 @@ class MegatronTrainer:
         self.check_gradient()
         for group in self.optimizer.param_groups:
             group["lr"] = rate_of(group, lr, self._towers, self._settings.lr)
-        _, norm, _ = self.optimizer.step()
+        with self.optimizer_here():
+            _, norm, _ = self.optimizer.step()
         return float(norm)
 
 

@@ -1,0 +1,82 @@
+"""`relax plan` against what every rank really holds: each architecture in each layout of the table in docs/layouts.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rank_workers import Ranks, begin
+from relax_server.models.catalog import resolve_model
+from relax_server.models.families import TABLE
+from relax_server.models.families.page import LAYOUTS, refusal
+from relax_server.training.memory_plan import Model, plan_layout
+
+from relax_sdk import TrainingConfig
+from relax_sdk.layout import LayoutConfig
+
+pytestmark = pytest.mark.nightly
+
+CLOSE = 0.1
+"""Relative difference of the bytes of each kind."""
+CELLS = [
+    pytest.param(family, name, divided, id=f"{family} {name}{' divided optimizer' if divided else ''}")
+    for family in TABLE
+    for name, layout in LAYOUTS.items()
+    if refusal(TABLE[family], layout) is None
+    for divided in ([False, True] if layout.dp > 1 else [False])
+]
+
+
+def held(rank: int, layout: LayoutConfig, port: int, name: str) -> dict[str, int]:
+    """Bytes of a rank by kind after a step, and those that it keeps for the backward pass of a forest of text."""
+    import torch
+    from relax_server.training.batch import make_batch
+    from relax_server.training.forest import pack
+    from relax_server.training.megatron import parallel
+    from training_data import conversation, letter_groups, make_policy, read
+
+    from benchmarks.gpu_check import held_bytes
+
+    begin(rank, layout, port)
+    policy = make_policy(resolve_model(name), kl_coef=0.0)
+    policy.train_step(letter_groups(policy.processor), read, 0)
+    out = held_bytes(policy) | {"stage": parallel.stage()}
+    if layout.pp > 1:  # what a stage computes needs what the stage before it has computed
+        return out
+    sample = conversation(policy.processor, [(["a question " * 50], "answer")])
+    forests = pack(make_batch([sample], policy.processor, {}), 10_000) * layout.dp
+    (mine,) = policy._mine(forests)
+    model = policy._loaded.model
+    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+    tensors: list[Any] = []  # or storages are freed, and their addresses used again
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+            tensors.append(tensor)
+        return tensor
+
+    model.train()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model(model.micro_batch(mine))
+    return out | {"tokens": len(mine.ids) * layout.cp, "activations": sum(kept.values())}
+
+
+@pytest.mark.parametrize(("family", "name", "divided"), CELLS)
+def test_the_plan_is_what_each_rank_holds(ranks: Ranks, family: str, name: str, divided: bool) -> None:
+    from dataclasses import replace
+
+    from transformers import AutoConfig
+
+    layout, tiny = replace(LAYOUTS[name], distributed_optimizer=divided), TABLE[family].tiny
+    model = Model.of(AutoConfig.from_pretrained(resolve_model(tiny)))
+    wrong: dict[str, tuple[int, int]] = {}
+    for number, real in enumerate(ranks.run(layout, held, tiny)):
+        training = TrainingConfig(token_budget=real.get("tokens", 1024))
+        planned = plan_layout(model, layout, training, reference=False, flex=False).ranks[real.pop("stage")]
+        for kind in real.keys() - {"tokens"}:
+            if abs(getattr(planned, kind) - real[kind]) > CLOSE * real[kind]:
+                wrong[f"{kind} of rank {number}"] = getattr(planned, kind), real[kind]
+    assert not wrong, "planned, held"
