@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from relax_sdk.config import EngineKind, WeightsWay
-from relax_sdk.errors import EngineError
+from relax_sdk.errors import ConfigError, EngineError
 from relax_sdk.runtime import Job
 from relax_server.engines.addresses import EngineAddress
 from relax_server.engines.http import HttpEngine
@@ -121,10 +121,14 @@ class EngineSlot:
         from relax_server.models.weight_files import read_weights
 
         try:
+            weights = await asyncio.to_thread(read_weights, folder)
+        except (ConfigError, OSError) as error:  # they may have been taken away for newer ones
+            raise EngineError(f"the weights in {folder} cannot be sent to {self.url}: {error}") from error
+        try:
             if self._group is None:
                 self._group = WeightGroup.with_engine(self.client)
                 await self._group.open()
-            await self._group.update(await asyncio.to_thread(read_weights, folder), version)
+            await self._group.update(weights, version)
         except BaseException:
             await self._leave()  # whatever state its group is in, the next weights get a new one
             raise
