@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from relax_sdk.algorithm import AlgorithmConfig, OptimizerConfig
+from relax_sdk.autoscale_config import AutoscaleConfig
 from relax_sdk.devices import DevicesConfig
 from relax_sdk.errors import ConfigError
 from relax_sdk.field_checks import check_types, require
 from relax_sdk.layout import LayoutConfig
 from relax_sdk.media_config import MediaConfig
+from relax_sdk.training_config import TrainingConfig
 from relax_sdk.tuning import LoraConfig, TowersConfig, Tuning
 
 Mode = Literal["async", "colocate"]
 EngineKind = Literal["embedded", "sglang", "vllm"]
 WeightsWay = Literal["folder", "broadcast"]
 BusName = Literal["local", "transfer_queue"]
-Attention = Literal["auto", "blocks", "flex"]
-Offload = Literal["auto", "none", "optimizer", "all"]
 
 STOP_LENGTH = 1000
 """Characters of a text that ends a response."""
@@ -115,48 +115,6 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
-    """The trainer process."""
-
-    token_budget: int = 8192
-    """Tokens of a packed forest; a larger batch is split into several, their gradients summed."""
-    share_prompts: bool = True
-    """Compute shared prefixes of a group once."""
-    replay_routes: bool = False
-    """R3 (arXiv 2510.11370): send each token to the experts that the engine chose for it; for mixtures of experts only. The
-    frozen reference of `kl_coef` takes routes of its own."""
-    recompute: bool = False
-    """Activation recomputation."""
-    attention: Attention = "auto"
-    """How packed samples attend: in dense blocks, or by FlexAttention, which needs an NVIDIA GPU and heads of 16 channels or
-    more. `auto` takes FlexAttention where it can."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    offload: Offload = "auto"
-    """What is in the machine's memory while the device has no use for it. `optimizer`: masters and moments, but for the update
-    itself. `all`: the trainer's whole state while engines generate, with `mode="colocate"` only. `auto`: `all` in that mode on
-    a GPU, else `none`."""
-    checkpoint_every: int = 50
-    """Steps; the last step is always saved."""
-    keep_checkpoints: int = 2
-    async_checkpoints: bool = True
-    """Write a checkpoint while training goes on, from a copy in the machine's memory: weights and optimizer once more."""
-    threads: int = 1
-    step_timeout: float = 900.0
-    """Seconds for one training step, for publishing its weights and for a checkpoint; a trainer that takes longer is taken for
-    one that hangs, and started again at its last checkpoint."""
-    record_tokens: bool = True
-    """Keep in the journal what each step computed for each trained token, to be looked at: its logprob, entropy, advantage."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        require(self.token_budget >= 64, self, "token_budget", "64 or more")
-        require(self.checkpoint_every >= 1, self, "checkpoint_every", "1 or more")
-        require(self.keep_checkpoints >= 1, self, "keep_checkpoints", "1 or more")
-        require(self.threads >= 1, self, "threads", "1 or more")
-        require(self.step_timeout > 0, self, "step_timeout", "above 0 seconds")
-
-
-@dataclass(frozen=True)
 class EvalConfig:
     """Held-out evaluation: the `eval` split, played greedily."""
 
@@ -190,33 +148,6 @@ class WarmupConfig:
         require(self.steps >= 0, self, "steps", "0 (none) or more")
         require(self.batch_size >= 1, self, "batch_size", "1 or more")
         require(self.lr > 0, self, "lr", "above 0")
-
-
-@dataclass(frozen=True)
-class AutoscaleConfig:
-    """Engines added where the trainer waits for groups, and removed where groups wait for the trainer. Off by default."""
-
-    max_engines: int = 0
-    """0: off."""
-    min_engines: int = 1
-    wait_above: float = 0.3
-    """One more where the trainer has waited for this share of the window, and less than a batch was ready."""
-    wait_below: float = 0.05
-    """One less where it has waited for at most this share, and a batch or more was ready."""
-    window: float = 30.0
-    """Seconds that are looked at."""
-    cooldown: float = 60.0
-    """Seconds after a change before the next one."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        require(self.min_engines >= 1, self, "min_engines", "1 or more")
-        off_or_more = self.max_engines == 0 or self.max_engines >= self.min_engines
-        require(off_or_more, self, "max_engines", f"0 (off), or min_engines ({self.min_engines}) and more")
-        require(0 < self.wait_above <= 1, self, "wait_above", "above 0, at most 1")
-        require(0 <= self.wait_below < self.wait_above, self, "wait_below", f"0 to less than wait_above ({self.wait_above})")
-        require(self.window > 0, self, "window", "above 0 seconds")
-        require(self.cooldown >= self.window, self, "cooldown", f"window ({self.window}) or more seconds")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -175,3 +176,22 @@ def until(running: subprocess.Popen[str], line: str) -> str:
         if re.search(line, text):
             return said
     raise AssertionError(f"it ended with {running.wait(10)}: {said}")
+
+
+async def test_a_group_whose_other_side_is_gone_says_that_the_engine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of both notices it first, the request or the broadcast."""
+
+    class Gone:
+        url = "http://127.0.0.1:1"
+
+        async def update_from_group(self, name: str, rows: Any, send: Any, version: int, flush_cache: bool) -> None:
+            await send()
+
+    def closed(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr("torch.distributed.broadcast", closed)
+    group = WeightGroup(Gone())  # type: ignore[arg-type] - a stand-in
+    group._group = object()
+    with pytest.raises(EngineUnavailable, match="did not take the weights: Connection closed by peer"):
+        await group.update({"w": torch.zeros(2)}, 1)

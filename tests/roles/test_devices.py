@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from relax_server.models.device import gpu_missed
 from relax_server.roles.devices import NONE, VISIBLE, Shares, allot, engine_size, shares, visible_gpus
 from relax_server.roles.placement import LocalPlacement
 from relax_server.roles.process import RoleProcess
@@ -81,6 +82,17 @@ def test_auto_and_numbers_are_settings_of_a_trainer():
     assert relax.Trainer("tone-v0", devices={"trainer": [1]}).config.devices == DevicesConfig((1,))
 
 
+@pytest.mark.parametrize(
+    ("build", "there", "told"), [(None, False, ""), ("12.6", True, ""), ("12.6", False, "CUDA 12.6 and finds no")]
+)
+def test_a_build_for_gpus_that_finds_none_is_told_of(
+    build: str | None, there: bool, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.version.cuda", build)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
+    assert told in gpu_missed() and bool(told) == bool(gpu_missed())
+
+
 def test_flags_that_divide_an_engine():
     assert engine_size(["--tp", "2", "--pp-size=2"]) == 4 and engine_size(["--tp"]) == engine_size(["--mem", "2"]) == 1
 
@@ -129,6 +141,8 @@ def test_shares_of_the_gpus_of_a_cluster(values: dict[str, Any], gpus: int, want
     assert shares(config(**values), gpus, reference=True) == wanted
 
 
-def test_a_cluster_with_too_few_gpus_is_refused_with_the_numbers():
+def test_a_cluster_that_cannot_give_the_gpus_is_refused():
+    with pytest.raises(relax.ConfigError, match="in a Ray cluster Ray chooses them"):
+        shares(config(devices=DevicesConfig((0,))), 4, reference=False)
     with pytest.raises(relax.ConfigError, match="has 2 GPUs, and the run takes 3: 2 for layout tp=2, 1 for each of 1 engines;"):
         shares(config(layout=LayoutConfig(tp=2)), 2, reference=False)

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from elastic_run import going
+from relax_server.engines.sglang.broadcast import WeightGroup
 from relax_server.engines.sglang.environment import find_python
 from relax_server.engines.sglang.process import SglangProcess
 from relax_server.models.catalog import resolve_model
@@ -146,6 +147,32 @@ async def test_weights_are_sent_to_a_server_that_cannot_read_them(tmp_path: Path
     finally:
         await process.stop()
     assert not servers()
+
+
+async def test_a_server_that_dies_while_weights_are_sent_to_it_costs_the_run_nothing(tmp_path: Path, monkeypatch):
+    process = SglangProcess(resolve_model("relax/tiny-llama"), tmp_path / "sglang.log")
+    await process.start(600)
+    send, sent = WeightGroup._send, 0
+
+    def dying(group: WeightGroup, tensors: list[Any]) -> None:
+        nonlocal sent
+        sent += 1
+        if sent == 4:
+            send(group, tensors[:2])
+            for server in psutil.Process(process.pid).children(recursive=True):
+                server.kill()
+        send(group, tensors[2:] if sent == 4 else tensors)
+
+    monkeypatch.setattr(WeightGroup, "_send", dying)
+    try:
+        text: dict[str, Any] = {name: TEXT[name] for name in ("model", "sampling")}
+        async with going(tmp_path / "run", Say, max_staleness=0, **text) as run:
+            await run.ask(lambda control: control.add("far", process.url, "sglang", process.token, "broadcast"))
+            await run.engine("far", "lost", seconds=180)
+            await run.steps(4)
+    finally:
+        await process.stop()
+    assert sent >= 4 and not servers()
 
 
 def test_what_sglang_cannot_do_on_a_cpu_is_refused_at_once(tmp_path: Path):

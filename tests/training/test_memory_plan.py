@@ -16,10 +16,9 @@ TINY = ["relax/tiny-qwen3", "relax/tiny-llama", "relax/tiny-omni"]
 
 def held(name: str, dtype: str, recompute: bool, tokens: int) -> dict[str, int]:
     """Bytes by kind after a step, and those kept for the backward pass of a forest of about so many tokens, without media."""
-    import torch
     from relax_server.training.batch import make_batch, read_features
     from relax_server.training.forest import pack
-    from training_data import conversation, letter_groups, make_policy, read
+    from training_data import conversation, kept_for_backward, letter_groups, make_policy, read
 
     from benchmarks.gpu_check import held_bytes
 
@@ -28,22 +27,7 @@ def held(name: str, dtype: str, recompute: bool, tokens: int) -> dict[str, int]:
     out = held_bytes(policy)
     sample = conversation(policy.processor, [(["a question " * (tokens // 12)], "answer")])
     (forest,) = pack(make_batch([sample], policy.processor, read_features([sample], policy.processor, read)), 10 * tokens)
-    model = policy._loaded.model
-    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
-    tensors: list[Any] = []  # or storages are freed, and their addresses used again
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
-            tensors.append(tensor)
-        return tensor
-
-    model.train()
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        model(model.micro_batch(forest))
-    return out | {"tokens": len(forest.ids), "activations": sum(kept.values())}
+    return out | {"tokens": len(forest.ids), "activations": kept_for_backward(policy._loaded.model, forest)}
 
 
 def hf_config(name: str) -> Any:

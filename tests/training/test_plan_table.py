@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from rank_workers import Ranks, begin
 from relax_server.models.catalog import resolve_model
@@ -29,11 +27,10 @@ CELLS = [
 
 def held(rank: int, layout: LayoutConfig, port: int, name: str) -> dict[str, int]:
     """Bytes of a rank by kind after a step, and those that it keeps for the backward pass of a forest of text."""
-    import torch
     from relax_server.training.batch import make_batch
     from relax_server.training.forest import pack
     from relax_server.training.megatron import parallel
-    from training_data import conversation, letter_groups, make_policy, read
+    from training_data import conversation, kept_for_backward, letter_groups, make_policy, read
 
     from benchmarks.gpu_check import held_bytes
 
@@ -46,22 +43,7 @@ def held(rank: int, layout: LayoutConfig, port: int, name: str) -> dict[str, int
     sample = conversation(policy.processor, [(["a question " * 50], "answer")])
     forests = pack(make_batch([sample], policy.processor, {}), 10_000) * layout.dp
     (mine,) = policy._mine(forests)
-    model = policy._loaded.model
-    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
-    tensors: list[Any] = []  # or storages are freed, and their addresses used again
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
-            tensors.append(tensor)
-        return tensor
-
-    model.train()
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        model(model.micro_batch(mine))
-    return out | {"tokens": len(mine.ids) * layout.cp, "activations": sum(kept.values())}
+    return out | {"tokens": len(mine.ids) * layout.cp, "activations": kept_for_backward(policy._loaded.model, mine)}
 
 
 @pytest.mark.parametrize(("family", "name", "divided"), CELLS)

@@ -288,3 +288,24 @@ def largest_relative_difference(a: dict[str, Any], b: dict[str, Any]) -> tuple[f
 def largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
     assert a.keys() == b.keys()
     return max(float(np.abs(a[k] - b[k]).max()) for k in a)
+
+
+def kept_for_backward(model: Any, forest: Any) -> int:
+    """Bytes that a model keeps of a forest for its backward pass, each storage once; its parameters are not among them."""
+    import torch
+
+    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+    tensors: list[Any] = []  # or storages are freed, and their addresses used again
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+            tensors.append(tensor)
+        return tensor
+
+    model.train()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model(model.micro_batch(forest))
+    return sum(kept.values())

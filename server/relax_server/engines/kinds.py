@@ -71,7 +71,7 @@ def connect(
             url, media_root, token=token, inline_media=inline, routed_shape=shape, control_timeout=limit, warn=warn
         )
     if address.kind == "vllm":
-        return VllmEngine(url, token=token)
+        return VllmEngine(url, token=token, control_timeout=limit)
     return HttpEngine(url, media_root, token=token, inline_media=inline, control_timeout=limit)
 
 

@@ -89,7 +89,7 @@ class RunControlServer:
     async def _add(self, request: web.Request) -> web.Response:
         body = await _body(request)
         kind: EngineKind | None = body.get("kind")  # type: ignore[assignment] - the fleet refuses what is none
-        weights: WeightsWay | None = body.get("weights")  # type: ignore[assignment]
+        weights: WeightsWay | None = body.get("weights")  # type: ignore[assignment] - as above
         info = self.fleet.add(body.get("id"), body.get("url"), kind, body.get("token"), weights)
         return web.json_response(self._row(info), status=200 if info.state == "current" else 202)
 

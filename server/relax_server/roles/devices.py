@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relax_sdk.config import RunConfig
+from relax_sdk.devices import DevicesConfig
 from relax_sdk.errors import ConfigError
 from relax_server.roles.process import rank_name
 
@@ -122,8 +123,10 @@ def shares(config: RunConfig, gpus: int, reference: bool) -> Shares:
         reference: the run has a reference in a process of its own.
 
     Raises:
-        ConfigError: the cluster has too few.
+        ConfigError: the cluster has too few, or `config.devices` names some.
     """
+    if config.devices != DevicesConfig():
+        raise ConfigError("devices names GPUs of one machine; in a Ray cluster Ray chooses them, so leave it at 'auto'")
     if not gpus:
         return Shares()
     ranks, size = config.layout.ranks, engine_size(config.engine_flags)

@@ -32,12 +32,13 @@ async def make_controller(job: Job, observer: Observer, placement: Placement | N
         restarted: how the controller before this one ended; empty: there was none.
 
     Raises:
-        ConfigError: another program carries it out; or the model, or a tracker, cannot be had.
+        ConfigError: another program carries it out; or the model, a tracker or the GPUs that are named cannot be had.
         JournalError: the journal cannot be opened.
     """
-    placement = placement if placement is not None else LocalPlacement(allot(job.config, visible_gpus()))
-    place = placement.journal or RunLayout(job.folder).journal
     try:
+        if placement is None:
+            placement = LocalPlacement(allot(job.config, visible_gpus()))
+        place = placement.journal or RunLayout(job.folder).journal
         journal = await asyncio.to_thread(open_journal, place, claim=job.holder.id)
     except Exception as error:
         note_failed_start(job, observer, error)

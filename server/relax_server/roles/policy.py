@@ -83,6 +83,16 @@ def serve(role: PolicyRole, inbox: queue.SimpleQueue[Any]) -> None:
             return
 
 
+@dataclass(frozen=True)
+class PendingSave:
+    """A checkpoint that was begun, and is not known to be complete."""
+
+    step: int
+    folder: Path
+    groups: list[str]
+    """They are acked when it is complete."""
+
+
 class PolicyRole:
     """A `PolicyModel` between the bus and the folder its weights go to."""
 
@@ -101,6 +111,7 @@ class PolicyRole:
         self.unsaved: list[str] = []
         """Groups trained on since the last checkpoint was begun."""
         self.pending: PendingSave | None = None
+        """The checkpoint that is being written."""
         self._renewed = self._beat = time.monotonic()
         self.timeline = Timeline(self.layout.timeline, "policy")
 
@@ -383,16 +394,6 @@ class PolicyRole:
             self.bus.release_ahead()
             self.ranks.call("export", self.layout.weights)
         self.channel.send(Saved(pending.step, pending.folder, last))
-
-
-@dataclass(frozen=True)
-class PendingSave:
-    """A checkpoint that was begun, and is not known to be complete."""
-
-    step: int
-    folder: Path
-    groups: list[str]
-    """They are acked when it is complete."""
 
 
 def given_of(rows: list[dict[str, Any]]) -> Given:

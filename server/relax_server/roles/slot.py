@@ -126,7 +126,7 @@ class EngineSlot:
             raise EngineError(f"the weights in {folder} cannot be sent to {self.url}: {error}") from error
         try:
             if self._group is None:
-                self._group = WeightGroup.with_engine(self.client)
+                self._group = await asyncio.to_thread(WeightGroup.with_engine, self.client)
                 await self._group.open()
             await self._group.update(weights, version)
         except BaseException:
@@ -136,7 +136,7 @@ class EngineSlot:
     async def _leave(self) -> None:
         group, self._group = self._group, None
         if group is not None:
-            with contextlib.suppress(EngineError):
+            with contextlib.suppress(EngineError):  # a server that is gone leaves no group; our side is taken apart
                 await group.close()
 
     def alive(self) -> bool:

@@ -293,7 +293,6 @@ class PolicyModel(LogprobModel):
         if self.saving is not None:
             saving, self.saving = self.saving, None
             saving.finish()
-            parallel.gather(None)  # rank 0 is the last one: it gives the folder its name
 
     def load(self, folder_: Path) -> dict[str, Any]:
         """Continue from a checkpoint; the steps that follow are those of an uninterrupted run, bit for bit.

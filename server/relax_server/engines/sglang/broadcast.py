@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import uuid
 from collections.abc import Mapping
 from datetime import timedelta
@@ -47,6 +48,8 @@ class WeightGroup:
         self.name = f"relax-{uuid.uuid4().hex[:8]}"
         self._group: Any = None
         self._store: Any = None
+        self._in_use = threading.Lock()
+        """Held while weights are sent."""
 
     @classmethod
     def with_engine(cls, engine: HttpEngine) -> WeightGroup:
@@ -106,6 +109,7 @@ class WeightGroup:
 
         Raises:
             EngineError: names or shapes differ from the model's, the group is not open, or SGLang could not load them.
+            EngineUnavailable: the server is gone, or did not take them in time.
         """
         if self._group is None:
             raise EngineError(f"the group with {self.engine.url} is not open; await open() first")
@@ -114,8 +118,17 @@ class WeightGroup:
         await self.engine.update_from_group(self.name, rows, sending, version, flush_cache)
 
     def _send(self, tensors: list[torch.Tensor]) -> None:
-        for tensor in tensors:
-            dist.broadcast(tensor, 0, group=self._group)
+        with self._in_use:
+            try:
+                for tensor in tensors:
+                    dist.broadcast(tensor, 0, group=self._group)
+            except RuntimeError as error:  # all that torch says of a server that is gone
+                raise EngineUnavailable(f"{self.engine.url} did not take the weights: {error}") from error
+
+    def _destroy(self, group: Any) -> None:
+        """Take our side apart, when no weight is being sent any more: one that is has a time-out."""
+        with self._in_use:
+            dist.destroy_process_group(group)
 
     async def close(self) -> None:
         """Take the group apart, on both sides.
@@ -132,5 +145,5 @@ class WeightGroup:
         except TimeoutError as error:
             raise EngineUnavailable(f"{self.engine.url} did not leave the group within {LEAVE_SECONDS:.0f} s") from error
         finally:
-            await asyncio.to_thread(dist.destroy_process_group, group)
+            await asyncio.to_thread(self._destroy, group)
             self._store = None

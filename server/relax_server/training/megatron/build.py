@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relax_sdk.config import Attention
 from relax_sdk.errors import ConfigError
+from relax_sdk.training_config import Attention
 from relax_sdk.tuning import Tuning
 from relax_server.models.families import family_of, trained_part
 from relax_server.models.weight_files import FolderWeights

@@ -104,9 +104,12 @@ def begin(
         header = {"format": FORMAT, "step": step, "identity": _plain(identity), "meta": _plain(meta)}
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: the checkpoint cannot be written ({error})") from error
+
+    def state() -> dict[str, Any]:
+        generators = parallel.gather({"torch": torch.get_rng_state(), "megatron": _tracker().get_states()})
+        return _state(trainer, loading=False) | {"generators": generators}
+
     with trainer.optimizer_here():
-        state = _state(trainer, loading=False)
-        state["generators"] = parallel.gather({"torch": torch.get_rng_state(), "megatron": _tracker().get_states()})
         return Saving(state, header, folder, waits and not trainer.offload)
 
 

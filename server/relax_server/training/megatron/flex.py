@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from relax_sdk.config import Attention
 from relax_sdk.errors import ConfigError
+from relax_sdk.training_config import Attention
 
 BLOCK = 128
 """Queries and keys of a block of the mask."""

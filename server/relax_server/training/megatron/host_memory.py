@@ -38,11 +38,6 @@ class HostMemory:
     def __init__(self) -> None:
         self._held: list[tuple[torch.UntypedStorage, Tensor]] = []
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are held here."""
-        return sum(copy.nbytes for _, copy in self._held)
-
     def take(self, tensors: Iterable[Tensor], but: Iterable[Tensor] = ()) -> None:
         """Take the contents of tensors away from their device.
 
@@ -70,4 +65,4 @@ class HostMemory:
 
 
 def _bytes(storage: torch.UntypedStorage, device: torch.device) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)  # type: ignore[call-overload]
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)  # type: ignore[call-overload] - torch's stub knows no untyped storage

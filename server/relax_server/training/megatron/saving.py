@@ -7,13 +7,12 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
@@ -61,8 +60,9 @@ class Shards(AsyncSaveShardedStrategy):
         return AsyncRequest(_write_shards, (taken, Path(checkpoint_dir)), [])
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> None:
-        """Not used: `dist_checkpointing.save` calls it where it does not return a request."""
-        raise NotImplementedError
+        """Take the shards of this rank, and write them before this returns."""
+        request: Any = self.async_save(sharded_state_dict, checkpoint_dir)
+        request.async_fn(*request.async_fn_args)
 
 
 def _copy(shard: Any) -> Any:
@@ -86,7 +86,7 @@ class Saving:
     """One checkpoint on its way to the disk; every rank has one.
 
     Args:
-        state: what `dist_checkpointing.save` takes.
+        state: makes what `dist_checkpointing.save` takes.
         header: of the checkpoint, without its files.
         folder: replaced when all is written; a reader sees the old or the new one, never half of one.
         waits: nothing changes before `finish`, so that nothing need be copied.
@@ -96,20 +96,20 @@ class Saving:
         TrainingError: the machine refuses for another reason: too many open files, a failing disk.
     """
 
-    def __init__(self, state: dict[str, Any], header: dict[str, Any], folder: Path, waits: bool) -> None:
+    def __init__(self, state: Callable[[], dict[str, Any]], header: dict[str, Any], folder: Path, waits: bool) -> None:
         self.folder = folder
         self._partial = folder.with_name(f".{folder.name}.partial")
         self._header = header
         self.began = self.ended = time.time()
         """Unix seconds."""
         self._error: BaseException | None = None
-        with self._refusals():
-            if dist.get_rank() == 0:
+        with parallel.together(), self._refusals():
+            if parallel.leads():
                 shutil.rmtree(self._partial, ignore_errors=True)
                 self._partial.mkdir(parents=True)
-            dist.barrier()
+        with self._refusals():
             strategy = Shards(copied=not waits)
-            self._request: Any = dist_checkpointing.save(state, str(self._partial), strategy, async_sharded_save=True)
+            self._request: Any = dist_checkpointing.save(state(), str(self._partial), strategy, async_sharded_save=True)
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -117,7 +117,7 @@ class Saving:
         try:
             with torch.no_grad():
                 self._request.async_fn(*self._request.async_fn_args)
-            if dist.get_rank() == 0:
+            if parallel.leads():
                 save_config(CheckpointingConfig("torch_dist", 1), str(self._partial))
                 self._header["files"] = {file.name: fingerprint(file) for file in sorted(self._partial.iterdir())}
                 (self._partial / HEADER).write_text(json.dumps(self._header, indent=1))
@@ -133,14 +133,16 @@ class Saving:
         return not self._thread.is_alive()
 
     def finish(self) -> None:
-        """Wait until this rank has written its part, and rank 0 all that is left.
+        """Wait until the checkpoint is complete; every rank calls it.
+
+        On a disk that hangs it waits as long: the controller kills a trainer that is silent for `training.step_timeout`.
 
         Raises:
             DiskFull, OutOfMemory, TrainingError: as when it was begun.
         """
-        self._thread.join()
-        if self._error is not None:
-            with self._refusals():
+        with parallel.together(), self._refusals():
+            self._thread.join()  # that of rank 0 is the last one: it gives the folder its name
+            if self._error is not None:
                 raise self._error
 
     @contextmanager

@@ -89,7 +89,10 @@ class MegatronTrainer:
 
     @contextmanager
     def optimizer_here(self) -> Iterator[None]:
-        """Inside the block the optimizer's state is on the device, where it may be in the machine's memory otherwise."""
+        """Inside the block the optimizer's state is on the device, where it may be in the machine's memory otherwise.
+
+        After an error it stays on the device, as the block may have left it in pieces.
+        """
         self._host.give_back()
         yield
         if self.offload:
