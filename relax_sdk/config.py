@@ -248,7 +248,6 @@ class RunConfig:
         require(self.engines >= 1, self, "engines", "1 or more")
         self._check_algorithm()
         _ = self.tuning  # checks that both of its parts fit together
-        self._check_adapters()
         scale = self.autoscale
         if scale.max_engines and not scale.min_engines <= self.engines <= scale.max_engines:
             raise ConfigError(f"engines = {self.engines}; autoscale allows {scale.min_engines} to {scale.max_engines}")
@@ -309,15 +308,6 @@ class RunConfig:
                 f"max_staleness = {self.max_staleness} with algorithm.old_logprobs='recompute' and correction='none' trains on "
                 "tokens of older weights as if they were of the current ones; use correction='tis', old_logprobs='engine' or "
                 "max_staleness=0"
-            )
-
-    def _check_adapters(self) -> None:
-        """Raise `ConfigError` for a layout in which adapters cannot be gathered yet."""
-        divided = {name: n for name in ("tp", "pp", "ep") if (n := getattr(self.layout, name)) > 1}
-        if self.lora.rank and divided:
-            raise ConfigError(
-                f"lora.rank = {self.lora.rank} with layout {divided}: adapters are trained where every process has the whole "
-                "model; allowed: layout.tp, layout.pp and layout.ep of 1"
             )
 
     @property

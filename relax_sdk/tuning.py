@@ -40,6 +40,11 @@ class LoraConfig:
         known = 0 < len(self.targets) == len({*self.targets} & {*TARGETS})
         require(known, self, "targets", f"one or more of {', '.join(TARGETS)}")
 
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by; there must be adapters."""
+        return self.alpha / self.rank
+
 
 @dataclass(frozen=True)
 class TowersConfig:

@@ -24,6 +24,7 @@ RANKS = {
     "test_host_memory.py",
     "test_layout_table.py",
     "test_layouts.py",
+    "test_lora_layouts.py",
     "test_plan_table.py",
     "test_step_tokens.py",
 }

@@ -227,7 +227,7 @@ class PolicyModel(LogprobModel):
             DiskFull: no room for it.
         """
         if self.publish_adapters:
-            publish(self._loaded, self._base, Path(folder_))
+            publish(self._loaded, self.tuning.lora, self._base, Path(folder_))
         else:
             folder.write_weights(self._loaded.hf_weights(), Path(folder_))
 

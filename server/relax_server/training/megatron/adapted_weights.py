@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from relax_server.training.megatron.hf import Link
+from relax_server.training.megatron.place import Place
 
 Tensors = list[Tensor]
 
@@ -33,11 +34,12 @@ class AdaptedWeight:
         return tuple(name.rpartition(".")[2] for name in self.names)
 
 
-def adapted_weights(links: Sequence[Link]) -> dict[str, AdaptedWeight]:
-    """What is in each weight of a model, by its Megatron name.
+def adapted_weights(links: Sequence[Link], place: Place) -> dict[str, AdaptedWeight]:
+    """What is in each weight of a rank's part of a model, by its Megatron name.
 
     Args:
-        links: of the model.
+        links: of the part.
+        place: the part; experts are numbered in the whole model.
     """
     out: dict[str, AdaptedWeight] = {}
     for link in links:
@@ -47,7 +49,7 @@ def adapted_weights(links: Sequence[Link]) -> dict[str, AdaptedWeight]:
         if fused is None:
             out[link.megatron[0]] = _of_link(link)
             continue
-        for expert, name in enumerate(link.megatron):
+        for expert, name in zip(place.experts, link.megatron, strict=True):
             out[name] = _of_fused(f"{fused[1]}.{expert}", fused[2])
     return out
 

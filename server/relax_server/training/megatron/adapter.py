@@ -87,7 +87,7 @@ class Adapter(torch.nn.Module):
         division: Division,
     ) -> None:
         super().__init__()
-        self.adapted, self.scale = adapted, lora.alpha / lora.rank
+        self.adapted, self.scale = adapted, lora.scale
         self.on = True
         """False: the layer is as it would be without. Only whole passes without gradient are made so (`switched_off`)."""
         outputs = [len(t) for t in adapted.split(weight.detach().to("meta"))]
@@ -102,12 +102,17 @@ class Adapter(torch.nn.Module):
         self._mark(weight, cut)
 
     def _mark(self, weight: Any, cut: int | None) -> None:
-        """Tell Megatron which parameters are divided, and whose gradients it has to sum."""
+        """Tell Megatron which parameters are divided, and whose gradients it has to sum.
+
+        Of what is not marked as divided, the gradient norm counts that of one tensor-parallel rank; where experts are divided,
+        each of these ranks has experts of its own.
+        """
+        shared = getattr(weight, "allreduce", True)
         for matrices, dim in ((self.lora_A, 1), (self.lora_B, 0)):
             for parameter in matrices.values():
                 marked: Any = parameter
-                marked.allreduce = getattr(weight, "allreduce", True)
-                if dim == cut:
+                marked.allreduce = shared
+                if dim == cut or not shared:
                     set_tensor_model_parallel_attributes(parameter, True, dim, 1)
 
     def of_sequence_parallel(self, cut: int) -> None:

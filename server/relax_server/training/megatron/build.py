@@ -95,7 +95,7 @@ def load_model(
     Raises:
         ConfigError: the model cannot be trained, or its weights do not fit its configuration.
     """
-    device = device or torch.device("cpu")
+    device, tuning = device or torch.device("cpu"), tuning or Tuning()
     hf_config = trained_part(hf_config)
     with parallel.together():
         model = build_model(hf_config, dtype=dtype, device=device, recompute=recompute, attention=attention)
@@ -105,7 +105,11 @@ def load_model(
     whole = whole_model(model, links)
     with parallel.together():
         load_weights(model, links, weights, whole)
-        lora.prepare(model, adapted_weights(links), tuning or Tuning(), seed)
+        found = lora.prepare(model, adapted_weights(links, model.place), tuning, seed)
+    if tuning.has_lora:
+        everywhere = parallel.gather(found)
+        with parallel.together():
+            lora.check_found(set().union(*everywhere), tuning.lora)
     return Loaded(model, hf_config, links, whole, weights)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from relax_sdk.errors import ConfigError
 from relax_sdk.tuning import TARGETS, TOWERS, LoraConfig, Tuning
+from relax_server.training.megatron import parallel
 from relax_server.training.megatron.adapted_weights import AdaptedWeight
 from relax_server.training.megatron.adapter import ADAPTED, Adapter, Division, adapted_layers, is_adapter
+from relax_server.training.megatron.forest_model import ForestModel
 
 PLACES = {
     "attention": (".self_attention.linear_qkv", ".self_attention.linear_proj"),
@@ -31,8 +34,8 @@ def target_of(layer: str) -> str | None:
     return next((part for part, ends in PLACES.items() if layer.endswith(ends)), None)
 
 
-def prepare(model: torch.nn.Module, adapted: Mapping[str, AdaptedWeight], tuning: Tuning, seed: int) -> None:
-    """Put the adapters on a model that has its weights, and say of each of its parameters whether it is trained.
+def prepare(model: torch.nn.Module, adapted: Mapping[str, AdaptedWeight], tuning: Tuning, seed: int) -> set[str]:
+    """Put the adapters on a rank's part of a model that has its weights, and say of each parameter whether it is trained.
 
     Args:
         model: a `ForestModel`.
@@ -40,16 +43,17 @@ def prepare(model: torch.nn.Module, adapted: Mapping[str, AdaptedWeight], tuning
         tuning: what is trained.
         seed: of the adapters.
 
-    Raises:
-        ConfigError: the model has none of the parts that are to have adapters, or no such tower.
+    Returns:
+        The parts of `TARGETS` that have adapters now; those of all ranks are for `check_found`.
     """
+    found: set[str] = set()
     if tuning.has_lora:
         found = {part for name, layer in [*model.named_modules()] if (part := _adapt(name, layer, adapted, tuning, seed))}
-        _check_found(found, tuning.lora)
     for name, parameter in model.named_parameters():
         tower = name.partition(".")[0]
         whole = tuning.trains_whole(tower) if tower in TOWERS else not tuning.has_lora
         parameter.requires_grad_(whole or is_adapter(name))
+    return found
 
 
 def _adapt(name: str, layer: Any, adapted: Mapping[str, AdaptedWeight], tuning: Tuning, seed: int) -> str | None:
@@ -64,7 +68,12 @@ def _adapt(name: str, layer: Any, adapted: Mapping[str, AdaptedWeight], tuning: 
     return part
 
 
-def _check_found(found: set[str], lora: LoraConfig) -> None:
+def check_found(found: set[str], lora: LoraConfig) -> None:
+    """Compare the parts of a whole model that have adapters with those that are to have them.
+
+    Raises:
+        ConfigError: the model has none of these parts, or no such tower.
+    """
     lacking = [tower for tower in TOWERS if tower in lora.targets and tower not in found]
     if not found or lacking:
         there = [part for part in TARGETS if part in found]
@@ -90,6 +99,53 @@ def switched_off(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for adapter in found:
             adapter.on = True
+
+
+Pairs = dict[str, tuple[Tensor, Tensor]]
+"""A [rank, inputs] and B [outputs, rank] by the name of the Hugging Face layer."""
+
+
+def whole_pairs(model: ForestModel) -> Pairs:
+    """The adapters of a model on rank 0, joined from the parts of all ranks; nothing on the others. Every rank calls it."""
+    parts = parallel.to_lead(_own_parts(model))
+    of: dict[tuple[str, int], dict[int, Tensor]] = {}
+    cuts: dict[str, int | None] = {}
+    for part in (part for own in parts for part in own):
+        of.setdefault((part.layer, part.matrix), {})[part.rank] = part.tensor
+        cuts[part.layer] = part.cut
+
+    def joined(layer: str, matrix: int) -> Tensor:
+        found = of[layer, matrix]
+        divided = cuts[layer] == 1 - matrix  # A by inputs, its dimension 1; B by outputs, its dimension 0
+        return torch.cat([found[rank] for rank in sorted(found)], 1 - matrix) if divided else found[0]
+
+    return {layer: (joined(layer, 0), joined(layer, 1)) for layer in cuts}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a rank has of one matrix of an adapter."""
+
+    layer: str
+    matrix: int
+    """0: A, 1: B."""
+    rank: int
+    """Among those that divide the layer."""
+    cut: int | None
+    tensor: Tensor
+
+
+def _own_parts(model: ForestModel) -> list[_Part]:
+    """What this rank alone has to tell of its adapters, on the CPU: of ranks that hold the same, one tells it."""
+    place, parts = model.place, []
+    for name, layer in adapted_layers(model).items():
+        rank = Division.of(layer).rank if layer.cut is not None else place.tensor[0]
+        if not (place.writes_experts if ".experts." in name else place.writes):
+            continue
+        for hf_layer, pair in layer.adapter.pairs().items():
+            own = [(matrix, t) for matrix, t in enumerate(pair) if rank == 0 or layer.cut == 1 - matrix]
+            parts += [_Part(hf_layer, matrix, rank, layer.cut, tensor.cpu()) for matrix, tensor in own]
+    return parts
 
 
 class MergedParameters(Mapping[str, Tensor]):

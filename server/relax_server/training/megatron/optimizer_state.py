@@ -87,7 +87,7 @@ def _regrouped(optimizer: Any, state: dict[Any, Any]) -> dict[Any, Any]:
             if "step" in source["param_groups"][0]:  # of the divided optimizer
                 group["step"] = source["param_groups"][0]["step"]
         if "state" in inner:
-            inner["state"]["common_step"] = source["state"]["common_step"]
+            inner["state"]["common_step"] = source.get("state", {}).get("common_step", torch.zeros(()))
         elif "param_state" in part:
             part["param_state_sharding_type"] = saved[0]["param_state_sharding_type"]
     return dict(enumerate(here)) if len(parts) > 1 else state

@@ -241,6 +241,21 @@ def gather(value: Any) -> list[Any]:
     return out
 
 
+def to_lead(value: Any) -> list[Any]:
+    """Plain data or tensors of every rank, in their order, on rank 0; the other ranks get an empty list."""
+    if _layout.ranks == 1:
+        return [value]
+    if not leads():
+        dist.send_object_list([value], 0, group=_control)
+        return []
+    out = [value]
+    for rank in range(1, _layout.ranks):
+        box: list[Any] = [None]
+        dist.recv_object_list(box, rank, group=_control)
+        out += box
+    return out
+
+
 def from_lead(value: Any) -> Any:
     """Plain data of rank 0, on every rank; the others wait for it as long as it takes.
 

@@ -33,18 +33,18 @@ Pairs = Mapping[str, tuple[Tensor, Tensor]]
 
 
 def peft_writer(loaded: Loaded, settings: LoraConfig, source: Path) -> Callable[[Path], None]:
-    """What writes the adapters of a model into the folder `adapter` of a folder.
+    """What writes the adapters of a model into the folder `adapter` of a folder; rank 0 calls that, and every rank this.
 
     Args:
         loaded: a model with adapters.
         settings: of its adapters.
         source: the folder of its base.
     """
+    pairs = lora.whole_pairs(loaded.model)
 
     def write(folder: Path) -> None:
-        pairs = {name: pair for adapter in lora.adapters(loaded.model).values() for name, pair in adapter.pairs().items()}
         whole = trained_whole(loaded)
-        layers = [name.removesuffix(".weight") for link in loaded.links for name in link.hf]
+        layers = [name.removesuffix(".weight") for name in loaded.whole]
         has_towers = hasattr(loaded.model, "visual")
         config = peft_config(settings, [*pairs], layers, str(source), has_towers)
         config["modules_to_save"] = [tower for tower in TOWERS if any(name.startswith(f"{tower}.") for name in whole)] or None
@@ -54,7 +54,8 @@ def peft_writer(loaded: Loaded, settings: LoraConfig, source: Path) -> Callable[
 
 
 def trained_whole(loaded: Loaded) -> dict[str, Tensor]:
-    """Tensors of a model that are trained themselves, without an adapter, by their names in the model's folder."""
+    """Tensors of a model with adapters that are trained themselves, by their names in the model's folder: of towers, which the
+    ranks of the first stage have whole."""
     trained = {name: p.detach() for name, p in loaded.model.named_parameters() if p.requires_grad}
     return {
         name: tensor
