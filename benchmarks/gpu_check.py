@@ -267,7 +267,8 @@ def steps_of(name: str, folder: Path, small: bool) -> list[Row]:
 
 def planned_rank(folder: Path, training: Any) -> Any:
     """What `relax plan` says of one process."""
-    from relax_server.training.memory_plan import Model, plan_layout
+    from relax_server.training.memory_plan import plan_layout
+    from relax_server.training.planned_model import Model
     from transformers import AutoConfig
 
     from relax_sdk.layout import LayoutConfig

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from relax_sdk.config import TrainingConfig
 from relax_sdk.errors import ConfigError
 from relax_sdk.layout import LayoutConfig
 from relax_sdk.runtime import find_runtime
+from relax_sdk.tuning import LoraConfig, TowersConfig, Tuning
 
 _DEVICES = re.compile(r"(\d+)x(\d+(?:\.\d+)?)GB", re.IGNORECASE)
 
@@ -28,7 +30,9 @@ class PlanRequest:
     """None: all that fit, best first."""
     training: TrainingConfig = field(default_factory=lambda: TrainingConfig(dtype="bfloat16"))
     reference: bool = False
-    """The policy keeps a frozen copy of its weights: `algorithm.kl_coef` above 0 and `bus="local"`."""
+    """The policy keeps a frozen copy of what it trains: `algorithm.kl_coef` above 0 and `bus="local"`."""
+    tuning: Tuning = field(default_factory=Tuning)
+    """What is trained: everything, adapters, towers or not."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,26 @@ def parse_layout(text: str) -> LayoutConfig:
             f"--layout {text!r}: no field {unknown[0]!r}; there are {', '.join(LayoutConfig.__dataclass_fields__)}"
         )
     return LayoutConfig(**values)
+
+
+def parse_tuning(settings: Sequence[str]) -> Tuning:
+    """Read `lora.rank=16`, `towers.visual=freeze` and the like.
+
+    Raises:
+        ConfigError: another setting, or a value outside its range.
+    """
+    from relax_sdk.cli_settings import parse_settings
+
+    values: dict[str, Any] = parse_settings(list(settings))
+    kinds: dict[str, Any] = {"lora": LoraConfig, "towers": TowersConfig}
+    for name, given in values.items():
+        if name not in kinds or not isinstance(given, dict):
+            raise ConfigError(f"--set {name}: only settings of lora and towers change what is planned, such as lora.rank=16")
+        unknown = sorted(set(given) - set(kinds[name].__dataclass_fields__))
+        if unknown:
+            raise ConfigError(f"--set {name}.{unknown[0]}: there are {', '.join(kinds[name].__dataclass_fields__)}")
+        values[name] = kinds[name](**{key: tuple(v) if isinstance(v, list) else v for key, v in given.items()})
+    return Tuning(**values)
 
 
 def plan_memory(request: PlanRequest) -> MemoryPlan:

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from relax_sdk.cli_settings import examples
-from relax_sdk.planning import PlanRequest, parse_devices, parse_layout, plan_memory
+from relax_sdk.planning import PlanRequest, parse_devices, parse_layout, parse_tuning, plan_memory
+from relax_sdk.training_config import Recompute
 
 app = typer.Typer()
 
@@ -15,6 +16,7 @@ app = typer.Typer()
 @app.command(
     epilog=examples(
         "relax plan --model ~/models/Qwen3-8B --devices 8x80GB",
+        "relax plan --model ~/models/Qwen3-30B-A3B --devices 1x80GB --set lora.rank=16 --recompute-selective",
         "relax plan --model relax/tiny-omni --devices 4x24GB --layout tp=2,dp=2",
     )
 )
@@ -24,13 +26,19 @@ def plan(
     layout: Annotated[str | None, typer.Option(help="One layout, such as tp=2,dp=4; without it all that fit.")] = None,
     tokens: Annotated[int, typer.Option(help="training.token_budget: tokens of a forest.")] = 8192,
     dtype: Annotated[str, typer.Option(help="training.dtype: bfloat16 or float32.")] = "bfloat16",
-    recompute: Annotated[bool, typer.Option("--recompute", help="training.recompute.")] = False,
+    recompute: Annotated[bool, typer.Option("--recompute", help="training.recompute=true: whole layers.")] = False,
+    selective: Annotated[
+        bool, typer.Option("--recompute-selective", help="training.recompute='selective': attention alone.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="What is trained, such as lora.rank=16 or towers.visual=freeze.")
+    ] = None,
     offload: Annotated[
         bool,
         typer.Option("--offload-optimizer", help="training.offload='optimizer': its state is on the host between updates."),
     ] = False,
     reference: Annotated[
-        bool, typer.Option("--reference", help="The policy keeps a copy of its weights for the KL term.")
+        bool, typer.Option("--reference", help="The policy keeps a copy of what it trains, for the KL term.")
     ] = False,
     most: Annotated[int, typer.Option(help="Layouts shown.")] = 10,
 ) -> None:
@@ -39,9 +47,10 @@ def plan(
 
     number, size = parse_devices(devices)
     way = "optimizer" if offload else "none"
-    training = TrainingConfig(token_budget=tokens, dtype=dtype, recompute=recompute, offload=way)  # type: ignore[arg-type]
+    again: Recompute = recompute or ("selective" if selective else False)
+    training = TrainingConfig(token_budget=tokens, dtype=dtype, recompute=again, offload=way)  # type: ignore[arg-type]
     chosen = parse_layout(layout) if layout is not None else None
-    found = plan_memory(PlanRequest(model, number, size, chosen, training, reference))
+    found = plan_memory(PlanRequest(model, number, size, chosen, training, reference, parse_tuning(settings or [])))
     kinds = ("weights", "gradients", "optimizer", "reference", "activations", "logits", "attention_plan", "total")
     typer.echo(f"{'GB of a rank':<42} stage " + " ".join(f"{kind.replace('_', ' '):>14}" for kind in kinds) + "  fits")
     for planned in found.layouts[:most]:
@@ -53,5 +62,8 @@ def plan(
         f"{found.kv_bytes_per_token:,} bytes of keys and values a token. Activations of media towers are not planned."
     )
     if not found.layouts:
-        typer.echo("no layout fits: use --recompute, --offload-optimizer, fewer --tokens, or more devices")
+        typer.echo(
+            "no layout fits: use --recompute-selective or --recompute, --offload-optimizer, --set lora.rank=16, fewer "
+            "--tokens, or more devices"
+        )
         raise typer.Exit(1)

@@ -9,6 +9,7 @@ from relax_sdk.field_checks import check_types, require
 
 Attention = Literal["auto", "blocks", "flex"]
 Offload = Literal["auto", "none", "optimizer", "all"]
+Recompute = bool | Literal["selective"]
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,10 @@ class TrainingConfig:
     replay_routes: bool = False
     """R3 (arXiv 2510.11370): send each token to the experts that the engine chose for it; for mixtures of experts only. The
     frozen reference of `kl_coef` takes routes of its own."""
-    recompute: bool = False
-    """Activation recomputation."""
+    recompute: Recompute = False
+    """What is computed again for the backward pass instead of being kept. `selective`: attention between its projections
+    (arXiv 2205.05198), which takes most of the memory of long samples and little of the time. True: whole layers, of which the
+    inputs alone are kept."""
     attention: Attention = "auto"
     """How packed samples attend: in dense blocks, or by FlexAttention, which needs an NVIDIA GPU and heads of 16 channels or
     more. `auto` takes FlexAttention where it can."""

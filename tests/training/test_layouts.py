@@ -23,7 +23,7 @@ def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Alone:
 TEXT, OMNI = "relax/tiny-qwen3", "relax/tiny-omni"
 CELLS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dense dp": (TEXT, dict(dp=2), {}),
-    "dense tp": (TEXT, dict(tp=2, sp=False), {}),
+    "dense tp": (TEXT, dict(tp=2, sp=False), dict(recompute="selective")),
     "dense tp, cut": (TEXT, dict(tp=2, sp=False), dict(sampling=SamplingParams(top_p=0.9, top_k=20))),
     "dense tp, sp, recompute": (TEXT, dict(tp=2), dict(recompute=True)),
     "dense pp": (TEXT, dict(pp=2), {}),
@@ -32,7 +32,7 @@ CELLS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "omni tp, sp": (OMNI, dict(tp=2), {}),
     "omni tp, sp, ep, recompute, routes": (OMNI, dict(tp=2, ep=2), dict(recompute=True, replay_routes=True)),
     "omni pp, recompute, routes": (OMNI, dict(pp=2), dict(recompute=True, replay_routes=True)),
-    "omni cp": (OMNI, dict(cp=2), {}),
+    "omni cp, selective recompute": (OMNI, dict(cp=2), dict(recompute="selective")),
     "omni dp, ep, recompute, routes": (OMNI, dict(dp=2, ep=2), dict(recompute=True, replay_routes=True)),
 }
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from relax_server.models.catalog import resolve_model
-from relax_server.training.memory_plan import Model, fitting, plan_layout
+from relax_server.models.division import moe_layers
+from relax_server.training.memory_plan import fitting, layer_bytes, plan_layout
+from relax_server.training.planned_model import Model
+from typer.testing import CliRunner
 
-from relax_sdk import TrainingConfig
+from relax_sdk import ConfigError, TrainingConfig, cli
 from relax_sdk.layout import LayoutConfig
+from relax_sdk.planning import parse_tuning
+from relax_sdk.tuning import TARGETS, LoraConfig, TowersConfig, Tuning
 
 TINY = ["relax/tiny-qwen3", "relax/tiny-llama", "relax/tiny-omni"]
 
 
-def held(name: str, dtype: str, recompute: bool, tokens: int) -> dict[str, int]:
+def held(name: str, dtype: str, recompute: Any, tokens: int, tuning: Tuning | None = None) -> dict[str, int]:
     """Bytes by kind after a step, and those kept for the backward pass of a forest of about so many tokens, without media."""
     from relax_server.training.batch import make_batch, read_features
     from relax_server.training.forest import pack
@@ -22,7 +28,7 @@ def held(name: str, dtype: str, recompute: bool, tokens: int) -> dict[str, int]:
 
     from benchmarks.gpu_check import held_bytes
 
-    policy = make_policy(resolve_model(name), dtype=dtype, recompute=recompute, kl_coef=0.0)
+    policy = make_policy(resolve_model(name), dtype=dtype, recompute=recompute, kl_coef=0.0, tuning=tuning)
     policy.train_step(letter_groups(policy.processor, 2), read, 0)
     out = held_bytes(policy)
     sample = conversation(policy.processor, [(["a question " * (tokens // 12)], "answer")])
@@ -45,6 +51,51 @@ def test_the_plan_of_one_process_is_what_it_holds(worker, name, dtype):
     assert abs(plan.gradients - real["gradients"]) <= 0.001 * real["gradients"]  # buffers may end with padding
     assert abs(plan.optimizer - real["optimizer"]) <= 0.001 * real["optimizer"]  # a step counter for each tensor
     assert abs(plan.activations - real["activations"]) < 0.1 * real["activations"], (plan.activations, real["activations"])
+
+
+@pytest.mark.parametrize(
+    ("name", "recompute", "tuning"),
+    [
+        ("relax/tiny-qwen3", "selective", Tuning()),
+        ("relax/tiny-omni", "selective", Tuning()),
+        ("relax/tiny-qwen3", False, Tuning(LoraConfig(rank=8))),
+        ("relax/tiny-omni", False, Tuning(LoraConfig(rank=8, targets=TARGETS))),
+        ("relax/tiny-omni", False, Tuning(LoraConfig(rank=8), TowersConfig(visual="train"))),
+        ("relax/tiny-omni", False, Tuning(towers=TowersConfig(audio_tower="freeze"))),
+    ],
+)
+def test_what_is_computed_again_or_not_trained_is_planned(worker, name, recompute, tuning):
+    real = worker.run(held, name, "float32", recompute, 600, tuning)
+    model, layout = Model.of(hf_config(name)), LayoutConfig()
+    training = TrainingConfig(token_budget=real["tokens"], recompute=recompute)
+    (plan,) = plan_layout(model, layout, training, reference=False, flex=False, tuning=tuning).ranks
+    assert plan.weights == real["weights"]
+    assert abs(plan.gradients - real["gradients"]) <= 0.002 * real["gradients"]
+    assert abs(plan.optimizer - real["optimizer"]) <= 0.01 * real["optimizer"]  # a step counter for each tensor
+    planned = plan.activations
+    if recompute:  # what is computed again of one layer comes on top of what is kept
+        plain = TrainingConfig(token_budget=real["tokens"])
+        planned -= max(
+            layer_bytes(model, sparse, real["tokens"], layout, plain, False, tuning) for sparse in moe_layers(model.config)
+        )
+    assert abs(planned - real["activations"]) < 0.1 * real["activations"], (planned, real["activations"])
+
+
+def test_what_is_trained_is_read_from_settings():
+    tuning = parse_tuning(["lora.rank=8", 'lora.targets=["attention"]', "towers.visual=train"])
+    assert tuning == Tuning(LoraConfig(rank=8, targets=("attention",)), TowersConfig(visual="train"))
+    assert parse_tuning([]) == Tuning()
+    for setting, message in (
+        ("optimizer.lr=1", "--set optimizer: only settings of lora and towers change what is planned"),
+        ("lora.rang=8", "--set lora.rang: there are rank, alpha, targets"),
+        ("lora.rank=-8", "LoraConfig.rank = -8"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            parse_tuning([setting])
+    answer = CliRunner().invoke(
+        cli.app, ["plan", "--model", TINY[0], "--devices", "2x1GB", "--set", "lora.rank=8", "--recompute-selective"]
+    )
+    assert answer.exit_code == 0 and "dp=2 distributed_optimizer=True" in answer.output
 
 
 def test_layouts_share_the_weights_and_the_best_that_fits_comes_first():

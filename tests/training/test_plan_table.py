@@ -7,7 +7,8 @@ from rank_workers import Ranks, begin
 from relax_server.models.catalog import resolve_model
 from relax_server.models.families import TABLE
 from relax_server.models.families.page import LAYOUTS, refusal
-from relax_server.training.memory_plan import Model, plan_layout
+from relax_server.training.memory_plan import plan_layout
+from relax_server.training.planned_model import Model
 
 from relax_sdk import TrainingConfig
 from relax_sdk.layout import LayoutConfig

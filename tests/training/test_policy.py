@@ -91,6 +91,7 @@ def step_with_torch(settings: dict[str, Any], temperature: float) -> dict[str, f
         (dict(old_logprobs="recompute"), 1.0),
         (dict(share_prompts=False), 1.0),
         (dict(recompute=True), 1.0),
+        (dict(recompute="selective"), 1.0),
     ],
 )
 def test_a_step_is_the_one_written_out(worker, settings, temperature):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relax_sdk.errors import ConfigError
-from relax_sdk.training_config import Attention
+from relax_sdk.training_config import Attention, Recompute
 from relax_sdk.tuning import Tuning
 from relax_server.models.families import family_of, trained_part
 from relax_server.models.weight_files import FolderWeights
@@ -48,7 +48,7 @@ def build_model(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    recompute: bool,
+    recompute: Recompute,
     attention: Attention = "auto",
 ) -> ForestModel:
     """Build this rank's part of a model, with random weights.
@@ -75,7 +75,7 @@ def load_model(
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
-    recompute: bool = False,
+    recompute: Recompute = False,
     attention: Attention = "auto",
     tuning: Tuning | None = None,
     seed: int = 0,
@@ -87,7 +87,7 @@ def load_model(
         hf_config: its configuration.
         dtype: of the parameters.
         device: where they live.
-        recompute: keep only the inputs of the layers for the backward pass.
+        recompute: what is computed again for the backward pass, see `TrainingConfig.recompute`.
         attention: which way attention is computed.
         tuning: what is trained; None: everything.
         seed: of adapters.

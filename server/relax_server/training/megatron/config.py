@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from relax_sdk.layout import LayoutConfig
+from relax_sdk.training_config import Recompute
 from relax_server.models.division import check_layout, moe_layers, stages
 from relax_server.models.families import check_supported, family_of
 
@@ -56,13 +57,13 @@ def _layout_settings(c: Any, layout: LayoutConfig) -> dict[str, Any]:
     return settings
 
 
-def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: bool, layout: LayoutConfig | None = None) -> Any:
+def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: Recompute, layout: LayoutConfig | None = None) -> Any:
     """Megatron's `TransformerConfig` of a Hugging Face configuration.
 
     Args:
         hf_config: a Hugging Face configuration of a family of `models.families.TABLE`.
         dtype: the type of the parameters, float32 or bfloat16.
-        recompute: keep only the inputs of the layers and compute them again for the backward pass.
+        recompute: what is computed again for the backward pass: whole layers (True), or attention alone (`selective`).
         layout: how the ranks share the model; None: there is one.
 
     Raises:
@@ -103,6 +104,8 @@ def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: bool, l
     settings |= _layout_settings(c, layout)
     if any(sparse):
         settings |= _moe_settings(c, sparse)
-    if recompute:
+    if recompute == "selective":
+        settings |= dict(recompute_granularity="selective", recompute_modules=["core_attn"])
+    elif recompute:
         settings |= dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
     return TransformerConfig(**settings)

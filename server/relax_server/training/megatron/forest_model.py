@@ -133,7 +133,7 @@ class ForestModel(MegatronModule):
             assert self._input is not None
             hidden, rest = self._input[: micro.n_hidden], self._input[micro.n_hidden :]
             deep = [*rest.chunk(self.n_deep - place.layers.start)] if len(rest) else []
-        if place.first and self.config.recompute_granularity and torch.is_grad_enabled() and not hidden.requires_grad:
+        if place.first and self.config.recompute_granularity == "full" and torch.is_grad_enabled() and not hidden.requires_grad:
             hidden = hidden.detach().requires_grad_()  # a recomputed layer has no gradient where no input of it has one
         now, later = deep[: len(place.layers)], deep[len(place.layers) :]
         if now and self.config.recompute_granularity == "full" and torch.is_grad_enabled():
