@@ -95,7 +95,7 @@ test-sglang: $(STAMP) $(SGLANG)
 # The contract that all engines keep, over every one of them, and what SGLang and vLLM have of their own. Twenty minutes.
 test-engines: $(STAMP) .venv-sglang .venv-vllm
 	@RELAX_SGLANG_PYTHON=$(CURDIR)/.venv-sglang RELAX_VLLM_PYTHON=$(CURDIR)/.venv-vllm $(BIN)/python -m pytest \
-		tests/contract/test_engine_*.py tests/engines/test_sglang.py tests/engines/test_vllm.py \
+		tests/contract/test_engine_*.py tests/engines/test_sglang.py tests/engines/test_sglang_families.py tests/engines/test_vllm.py \
 		tests/roles/test_sglang_runs.py tests/roles/test_vllm_runs.py \
 		tests/api/test_sglang_service.py tests/api/test_vllm_service.py
 

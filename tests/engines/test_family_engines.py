@@ -108,12 +108,22 @@ def test_wire_and_expanded_ids_are_each_others_inverse(reference: Reference) -> 
 
 
 def test_engines_that_do_not_serve_an_architecture_say_which_do() -> None:
-    path = resolve_model("relax/tiny-qwen3-vl")
-    with pytest.raises(ConfigError, match=r"engine='sglang' does not serve Qwen3-VL to this trainer; use engine='embedded'"):
+    path = resolve_model("relax/tiny-qwen2.5-omni")
+    with pytest.raises(
+        ConfigError, match=r"engine='sglang' does not serve Qwen2.5-Omni.* to this trainer; use engine='embedded'"
+    ):
         require_served(path, "sglang")
     require_served(resolve_model("relax/tiny-omni"), "sglang")
     with pytest.raises(ConfigError, match=r"engine='vllm' does not.*use engine='embedded' or engine='sglang'"):
         require_served(resolve_model("relax/tiny-omni"), "vllm")
+
+
+def test_experts_that_are_stacked_as_transformers_writes_them_are_refused_where_an_engine_does_not_read_them(tmp_path) -> None:
+    path = resolve_model("relax/tiny-qwen3-vl-moe")
+    require_served(path, "sglang")
+    TABLE["Qwen3-VL-MoE"].model_class().from_pretrained(path).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"gate_up_proj has shape \[4, 192, 128\], as trans.*reads \[4, 128, 192\], as publ"):
+        require_served(tmp_path, "sglang")
 
 
 def test_the_pages_have_the_tables_as_they_are() -> None:

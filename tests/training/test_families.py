@@ -80,7 +80,7 @@ def compare(path: Path, out: Path) -> dict[str, Any]:
     own = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in loaded.model.named_parameters()}
     links = hf.model_links(
         loaded.hf_config,
-        hf.TensorNames.of(dict(theirs.state_dict()), "memory", family),
+        hf.TensorNames.of({k: t.shape for k, t in theirs.state_dict().items()}, "memory", family),
         [n for n, _ in loaded.model.named_parameters()],
     )
     mine, other = (
@@ -183,7 +183,7 @@ def compare_heard(path: Path, data: bytes) -> dict[str, float]:
     (ours.log_softmax(-1) * pull).sum().backward()
     (wanted.log_softmax(-1) * pull).sum().backward()
     own = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in loaded.model.named_parameters()}
-    named = hf.TensorNames.of(dict(theirs.state_dict()), "memory", family)
+    named = hf.TensorNames.of({k: t.shape for k, t in theirs.state_dict().items()}, "memory", family)
     links = hf.model_links(loaded.hf_config, named, list(own))
     mine, other = hf.HfWeights(links, own, loaded.model.place, loaded.whole), dict(theirs.named_parameters())
     largest = max(float(p.grad.abs().max()) for p in other.values() if p.grad is not None)

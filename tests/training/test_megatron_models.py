@@ -84,7 +84,9 @@ def round_trip(path: Path) -> dict[str, Any]:
     family = loaded.model.family
     memory = family.model_class().from_pretrained(path).state_dict()
     names = [n for n, _ in loaded.model.named_parameters()]
-    links = hf.model_links(loaded.hf_config, hf.TensorNames.of(memory, "memory", family), names)
+    links = hf.model_links(
+        loaded.hf_config, hf.TensorNames.of({k: t.shape for k, t in memory.items()}, "memory", family), names
+    )
     with torch.no_grad():
         for parameter in loaded.model.parameters():
             parameter.zero_()

@@ -181,6 +181,8 @@ def _with_adapters(weight: Tensor, pairs: list[tuple[int | None, str, Tensor, Te
     total = weight.float().clone()
     for expert, kind, a, b in pairs:
         part = total if expert is None else total[expert]
+        if expert is not None:
+            part = part.t() if part.shape[1] != a.shape[1] else part  # stacked as [experts, inputs, outputs]
         if expert is not None and kind != "down":
             part = part.chunk(2)[0 if kind == "gate" else 1]
         if part.shape != (b.shape[0], a.shape[1]):

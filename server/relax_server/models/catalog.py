@@ -15,8 +15,9 @@ from relax_sdk.media_config import MediaConfig
 from relax_server.models.families import TABLE, Family, MediaRule
 from relax_server.models.media_settings import with_media
 from relax_server.models.tokenizer import SPECIAL, byte_tokenizer
+from relax_server.models.weight_files import WEIGHTS
 
-FORMAT = 3
+FORMAT = 4
 """The version of the built-in recipes: a change of a recipe raises it, so that old folders in the cache are not used."""
 
 
@@ -80,6 +81,8 @@ def _tiny(family: Family) -> Callable[[Path, int], None]:
         ids |= {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
         config = family.config_class()(**family.tiny_config(ids, len(tokenizer)))
         _save(folder, lambda: family.model_class()(config), tokenizer, seed, torch)
+        if family.transposes_experts:
+            _as_published(folder)
         if family.media is not None:
             _write_processor(folder, family.media)
 
@@ -116,6 +119,15 @@ def _save(folder: Path, make: Callable[[], Any], tokenizer: Any, seed: int, torc
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _as_published(folder: Path) -> None:
+    """Stack experts as published folders of the family do, and transformers does not when it writes one."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / WEIGHTS)
+    stacked = [name for name in tensors if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))]
+    save_file(tensors | {name: tensors[name].mT.contiguous() for name in stacked}, folder / WEIGHTS, {"format": "pt"})
 
 
 def _initialise(model: Any, torch: Any) -> None:

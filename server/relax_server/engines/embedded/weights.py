@@ -10,6 +10,7 @@ from relax_sdk.errors import ConfigError
 
 _OMNI_PREFIXES = (("model.", "model.language_model."), ("visual.", "model.visual."), ("audio_tower.", "model.audio_tower."))
 _THINKER = "thinker."
+_EXPERTS = re.compile(r".*\.experts\.(gate_up_proj|down_proj)")
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -43,6 +44,8 @@ def assign(
         if target is None or view is None:
             unknown.append(name)
             continue
+        if _EXPERTS.fullmatch(name) and view.shape != tensor.shape == view.mT.shape:
+            view = view.mT  # published folders of Qwen3-VL-MoE stack experts as [experts, inputs, outputs]
         if view.shape != tensor.shape:
             raise ConfigError(f"weight {name}: shape {list(tensor.shape)}, but the model has {list(view.shape)}")
         covered[target] += view.numel()

@@ -16,12 +16,11 @@ from relax_server.engines.sglang.client import SEEDED
 from relax_server.engines.sglang.environment import INSIDE, SHIM, VENV, VERSION, SglangEnvironment, find_python, look
 from relax_server.engines.venv import clean_environment
 from relax_server.models.catalog import resolve_model
-from relax_server.models.families import require_served
+from relax_server.models.families import media_rule, require_served, takes_media
 from relax_server.models.layout import architecture
 from relax_server.models.media_settings import read_settings
 
 PLUGIN = "relax_server.engines.sglang.plugin"
-OMNI = "Qwen3OmniMoeThinkerForConditionalGeneration"
 
 CPU_FLAGS = {
     "--device": "cpu",
@@ -78,18 +77,18 @@ class SglangProcess(ForeignProcess):
                 "on a CPU SGLang does not give its memory back, which mode='colocate' needs; use mode='async', or "
                 "engine='embedded'"
             )
-        omni = OMNI in architecture(model)
-        if omni and environment.missing:
+        arch = architecture(model)[0] if takes_media(model) else None
+        if arch is not None and environment.missing:
             raise ConfigError(
                 f"{environment.python} lacks {', '.join(environment.missing)}, which media need; "
                 f"{environment.python} -m pip install them, or {VENV.build} builds an environment that has them"
             )
         port = take_port(self._settings.host, self._settings.port)
-        command = [str(environment.python), "-m", "sglang.launch_server", *self._arguments(model, environment, omni, port)]
+        command = [str(environment.python), "-m", "sglang.launch_server", *self._arguments(model, environment, arch, port)]
         self._drop_packages()
         self._packages = _package_folder()
         left = max(1.0, timeout - (time.monotonic() - began))
-        await self._serve(command, self._variables(environment, omni), f"http://{self._settings.host}:{port}", left)
+        await self._serve(command, self._variables(environment, arch), f"http://{self._settings.host}:{port}", left)
 
     async def stop(self, timeout: float = 10.0) -> None:
         """Ask it to end, and kill it if it has not after `timeout` seconds."""
@@ -101,7 +100,7 @@ class SglangProcess(ForeignProcess):
             shutil.rmtree(self._packages, ignore_errors=True)
             self._packages = None
 
-    def _arguments(self, model: Path, environment: SglangEnvironment, omni: bool, port: int) -> list[str]:
+    def _arguments(self, model: Path, environment: SglangEnvironment, arch: str | None, port: int) -> list[str]:
         arguments = [
             "--model-path",
             str(model),
@@ -132,23 +131,25 @@ class SglangProcess(ForeignProcess):
             arguments.append("--enable-return-routed-experts")
         if self._settings.releases_memory:
             arguments.append("--enable-memory-saver")
-        if omni:
-            # The plugin's positions are fractions, which a captured graph cannot take.
-            arguments += ["--enable-multimodal", "--disable-cuda-graph", "--mm-attention-backend", "sdpa"]
+        if arch is not None:
+            arguments += ["--enable-multimodal", "--mm-attention-backend", "sdpa"]
+            rule = media_rule(model)
+            if rule is not None and rule.audio is not None:
+                arguments.append("--disable-cuda-graph")  # positions beside sounds are fractions, which a graph cannot take
         return [*arguments, *self._settings.flags]
 
-    def _variables(self, environment: SglangEnvironment, omni: bool) -> dict[str, str]:
-        paths = [str(INSIDE), *([str(self._packages)] if omni else [])]
+    def _variables(self, environment: SglangEnvironment, arch: str | None) -> dict[str, str]:
+        paths = [str(INSIDE), *([str(self._packages)] if arch is not None else [])]
         variables = clean_environment() | {"HF_HUB_OFFLINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
         if not environment.cuda:
             threads = str(self._settings.threads)
             paths.append(str(SHIM))
             variables |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        if omni:
+        if arch is not None:
             variables |= {
                 "SGLANG_EXTERNAL_MODEL_PACKAGE": f"{PLUGIN}.models",
                 "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE": f"{PLUGIN}.processors",
-                "SGLANG_EXTERNAL_MM_MODEL_ARCH": OMNI,
+                "SGLANG_EXTERNAL_MM_MODEL_ARCH": arch,
                 # Its cache of media embeddings outlives a weight update: they would come from old towers.
                 "SGLANG_VLM_CACHE_SIZE_MB": "0",
                 "RELAX_MEDIA_ROOT": str(self._settings.media_root or ""),

@@ -18,6 +18,7 @@ from relax_server.models.families.qwen3_moe import QWEN3_MOE
 from relax_server.models.families.qwen3_omni import QWEN3_OMNI
 from relax_server.models.families.qwen3_vl import QWEN3_VL, QWEN3_VL_MOE
 from relax_server.models.layout import model_config
+from relax_server.models.weight_files import FolderWeights
 
 __all__ = [
     "TABLE",
@@ -68,6 +69,35 @@ def media_rule(folder: Path) -> MediaRule | None:
     return family_of(str(model_config(folder).get("model_type")), str(folder)).media
 
 
+def takes_media(folder: Path) -> bool:
+    """Whether the model of a folder is one of the table that takes media; False of architectures that are not in it.
+
+    Raises:
+        ConfigError: no model folder.
+    """
+    kind = str(model_config(folder).get("model_type"))
+    return kind in _BY_TYPE and _BY_TYPE[kind].media is not None
+
+
+def _require_published(folder: Path, family: Family, engine: str) -> None:
+    """Refuse experts that are stacked as transformers writes them and other engines do not read them.
+
+    Raises:
+        ConfigError: how they are stacked.
+    """
+    if not family.transposes_experts:
+        return
+    text = model_config(folder)["text_config"]
+    wanted = [text["hidden_size"], 2 * text["moe_intermediate_size"]]
+    for name, shape in FolderWeights(folder).shapes.items():
+        if name.endswith(".experts.gate_up_proj") and shape[1:] != wanted:
+            raise ConfigError(
+                f"{folder}: {name} has shape {shape}, as transformers stacks experts when it saves a model; "
+                f"engine={engine!r} reads {[shape[0], *wanted]}, as published folders have it. Use such a folder, or "
+                "engine='embedded'"
+            )
+
+
 def require_served(folder: Path, engine: Literal["sglang", "vllm"]) -> None:
     """Refuse a model that an engine of somebody else cannot serve to this trainer; architectures that are not in the table are
     left to the engine, as they are not trained.
@@ -88,3 +118,4 @@ def require_served(folder: Path, engine: Literal["sglang", "vllm"]) -> None:
         other = [name for name in ("sglang", "vllm") if getattr(family, name) is not None]
         instead = " or ".join(f"engine={name!r}" for name in ["embedded", *other])
         raise ConfigError(f"{folder}: engine={engine!r} does not serve {family.name} to this trainer; use {instead}")
+    _require_published(folder, family, engine)

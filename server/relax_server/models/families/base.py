@@ -114,6 +114,8 @@ class Family:
     media: MediaRule | None = None
     """None: text only."""
     whole: Whole | None = None
+    transposes_experts: bool = False
+    """Whether published folders stack experts as [experts, inputs, outputs], and transformers [experts, outputs, inputs]."""
     sglang: Served = None
     """Whether SGLang serves it to this trainer; one that takes media needs a plugin of ours there."""
     vllm: Served = None

@@ -10,6 +10,6 @@ MISTRAL = Family(
     cls="MistralForCausalLM",
     tiny="relax/tiny-mistral",
     tiny_config=lambda ids, vocabulary: text_config(ids, vocabulary) | {"sliding_window": None},
-    sglang="untested",
+    sglang="tested",
     vllm="untested",
 )

@@ -11,6 +11,6 @@ QWEN2 = Family(
     tiny="relax/tiny-qwen2",
     tiny_config=text_config,
     qkv_bias=True,
-    sglang="untested",
+    sglang="tested",
     vllm="untested",
 )

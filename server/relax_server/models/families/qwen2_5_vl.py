@@ -58,4 +58,5 @@ QWEN2_5_VL = Family(
         hf_seconds="second_per_grid_ts",
         hf_types=True,
     ),
+    sglang="tested",
 )

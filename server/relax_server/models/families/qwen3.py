@@ -11,6 +11,6 @@ QWEN3 = Family(
     tiny="relax/tiny-qwen3",
     tiny_config=text_config,
     qk_norm=True,
-    sglang="untested",
+    sglang="tested",
     vllm="tested",
 )

@@ -11,6 +11,6 @@ QWEN3_MOE = Family(
     tiny="relax/tiny-qwen3-moe",
     tiny_config=lambda ids, vocabulary: text_config(ids, vocabulary) | EXPERTS,
     qk_norm=True,
-    sglang="untested",
+    sglang="tested",
     vllm="untested",
 )

@@ -68,9 +68,9 @@ def tiny_config(ids: Mapping[str, int], vocabulary: int) -> dict[str, Any]:
 
 
 def tiny_moe(ids: Mapping[str, int], vocabulary: int) -> dict[str, Any]:
-    """The same with four experts."""
+    """The same with four experts; their widths tell how they are stacked."""
     dense = tiny_config(ids, vocabulary)
-    return dense | {"text_config": dense["text_config"] | EXPERTS}
+    return dense | {"text_config": dense["text_config"] | EXPERTS | {"moe_intermediate_size": 96}}
 
 
 def _media(kind: str) -> MediaRule:
@@ -97,6 +97,7 @@ QWEN3_VL = Family(
     tiny_config=tiny_config,
     qk_norm=True,
     media=_media("qwen3_vl"),
+    sglang="tested",
 )
 
 QWEN3_VL_MOE = Family(
@@ -108,4 +109,6 @@ QWEN3_VL_MOE = Family(
     tiny_config=tiny_moe,
     qk_norm=True,
     media=_media("qwen3_vl_moe"),
+    transposes_experts=True,
+    sglang="tested",
 )

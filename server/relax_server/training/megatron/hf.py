@@ -51,6 +51,8 @@ class Cut:
 
 
 ROWS, COLUMNS = Cut(0), Cut(1)
+STACKED = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+"""How the names of tensors end that hold all experts of a layer."""
 
 
 @dataclass(frozen=True)
@@ -143,23 +145,23 @@ class TensorNames:
     """Name of the output matrix; None where it is the embedding."""
     towers: Mapping[str, str]
     """Prefix of `visual` and `audio_tower`, where there are any."""
-    fused_experts: bool
-    """Experts stacked in one tensor, as transformers holds them in memory, or one by one, as files hold them."""
+    stacked: Mapping[str, tuple[int, ...]]
+    """Shape of `gate_up_proj` and `down_proj` where the experts of a layer are stacked in one tensor; empty where they are one
+    by one."""
 
     @classmethod
-    def of(cls, keys: Iterable[str], source: str, family: Family | None = None) -> TensorNames:
-        """Find out from the keys themselves.
+    def of(cls, shapes: Mapping[str, Sequence[int]], source: str, family: Family | None = None) -> TensorNames:
+        """Find out from the tensors themselves.
 
         Args:
-            keys: names of all tensors of a folder.
+            shapes: of all tensors of a folder, by name.
             source: named in the error.
             family: of the model; needed where it has towers.
 
         Raises:
             ConfigError: no token embedding among them.
         """
-        keys = list(keys)
-        keys = sorted(set(keys) - untrained(keys))
+        keys = sorted(set(shapes) - untrained(shapes))
         embeddings = [k for k in keys if k.endswith("embed_tokens.weight")]
         if len(embeddings) != 1:
             raise ConfigError(f"{source}: {len(embeddings)} tensors named *embed_tokens.weight, expected 1")
@@ -172,7 +174,7 @@ class TensorNames:
             text=embeddings[0][: -len("embed_tokens.weight")],
             head=next((k for k in keys if k.endswith("lm_head.weight")), None),
             towers=towers,
-            fused_experts=any(k.endswith("mlp.experts.gate_up_proj") for k in keys),
+            stacked={k.rpartition(".")[2]: tuple(shapes[k]) for k in keys if k.endswith(STACKED)},
         )
 
 
@@ -249,27 +251,39 @@ def _mlp_links(hf: str, megatron: str, expert: bool = False) -> list[Link]:
     ]
 
 
-def _expert_links(hf: str, megatron: str, fused: bool, experts: range) -> list[Link]:
+def _expert_links(c: Any, named: TensorNames, hf: str, megatron: str, experts: range) -> list[Link]:
     links = [_one(f"{megatron}router.weight", f"{hf}gate.weight")]
     own = [f"{megatron}experts.local_experts.{e}." for e in range(len(experts))]
-    if not fused:
+    if not named.stacked:
         for e, name in zip(experts, own, strict=True):
             links += _mlp_links(f"{hf}experts.{e}.", name, expert=True)
         return links
-    by_rank = Cut(0, Group.EXPERT)
-    cuts = {"gate_up_proj": Cut(1, Group.EXPERT_TENSOR, blocks=2), "down_proj": Cut(2, Group.EXPERT_TENSOR)}
-    for theirs, ours in (("gate_up_proj", "linear_fc1"), ("down_proj", "linear_fc2")):
+    for theirs, ours, inputs, channels, blocks in (
+        ("gate_up_proj", "linear_fc1", c.hidden_size, 0, 2),
+        ("down_proj", "linear_fc2", c.moe_intermediate_size, 1, 1),
+    ):
+        # [experts, outputs, inputs], or [experts, inputs, outputs] where that is what the shape says, as transformers reads it.
+        transposed = named.stacked[theirs][-1] != inputs
+        dim = 1 + (1 - channels if transposed else channels)
         links.append(
             Link(
                 tuple(f"{name}{ours}.weight" for name in own),
                 (f"{hf}experts.{theirs}",),
-                lambda tensors: list(tensors[0].unbind()),
-                lambda tensors: [torch.stack(tensors)],
-                (by_rank, cuts[theirs]),
+                _unstack_transposed if transposed else lambda tensors: list(tensors[0].unbind()),
+                _stack_transposed if transposed else lambda tensors: [torch.stack(tensors)],
+                (Cut(0, Group.EXPERT), Cut(dim, Group.EXPERT_TENSOR, blocks)),
                 expert=True,
             )
         )
     return links
+
+
+def _unstack_transposed(tensors: Tensors) -> Tensors:
+    return [expert.t() for expert in tensors[0].unbind()]
+
+
+def _stack_transposed(tensors: Tensors) -> Tensors:
+    return [torch.stack([expert.t() for expert in tensors])]
 
 
 def text_links(hf_config: Any, named: TensorNames, prefix: str, place: Place) -> list[Link]:
@@ -304,7 +318,7 @@ def text_links(hf_config: Any, named: TensorNames, prefix: str, place: Place) ->
         links.append(_one(f"{megatron}pre_mlp_layernorm.weight", f"{hf}post_attention_layernorm.weight"))
         links += _attention_links(c, family, hf, megatron)
         if sparse:
-            links += _expert_links(f"{hf}mlp.", f"{megatron}mlp.", named.fused_experts, place.experts)
+            links += _expert_links(c, named, f"{hf}mlp.", f"{megatron}mlp.", place.experts)
         else:
             links += _mlp_links(f"{hf}mlp.", f"{megatron}mlp.")
     return links

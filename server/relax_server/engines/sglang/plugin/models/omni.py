@@ -1,4 +1,4 @@
-"""The Qwen3-Omni-MoE thinker as a model of its own, with fractional positions and media tokens that are never sampled."""
+"""The Qwen3-Omni-MoE thinker as a model of its own, with fractional positions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sglang.srt.models.qwen3_omni_moe import (
 )
 from torch import nn
 
-POSITIONS = "relax_positions"
-"""Attribute of a request's first media item: float32 [3, prompt], the positions of its whole prompt."""
+from relax_server.engines.sglang.plugin.models.served import Served
+from relax_server.engines.sglang.plugin.positions import POSITIONS
 
 
 class FractionalRope(nn.Module):
@@ -48,10 +48,11 @@ class FractionalRope(nn.Module):
         return torch.cat((turned, heads[..., self.rope.rotary_dim :]), -1).reshape(states.shape)
 
 
-class Qwen3OmniMoeThinkerForConditionalGeneration(Thinker):
+class Qwen3OmniMoeThinkerForConditionalGeneration(Served, Thinker):
     """The thinker as transformers saves it alone. The name is the architecture that such folders state."""
 
     enable_talker = False
+    prefix_of_whole = "thinker."
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__(config, quant_config, prefix)
@@ -59,10 +60,6 @@ class Qwen3OmniMoeThinkerForConditionalGeneration(Thinker):
         rope = FractionalRope(layers[0].self_attn.rotary_emb)
         for layer in layers:
             layer.self_attn.rotary_emb = rope
-        names = ("image_token_id", "audio_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-        names += ("audio_start_token_id", "audio_end_token_id")
-        banned = {id for name in names if (id := getattr(config, name, None)) is not None}
-        self.register_buffer("banned", torch.tensor(sorted(banned)), persistent=False)
 
     def get_audio_feature(self, items: list[Any]) -> torch.Tensor:
         """Embeddings of sounds, [tokens, width]; SGLang's own stacks them, which ends it where two differ in length."""
@@ -72,43 +69,14 @@ class Qwen3OmniMoeThinkerForConditionalGeneration(Thinker):
         lengths = torch.tensor([item.feature.shape[-1] for item in items], device=device)
         return tower(frames, feature_lens=lengths).last_hidden_state
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load tensors by the names that transformers writes.
+    def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        """Load tensors as the whole model's class does, of which the thinker is a part."""
+        return Qwen3OmniMoeForConditionalGeneration.load_weights(self, weights)  # type: ignore[arg-type]
 
-        Raises:
-            ValueError: a tensor has no place; SGLang would only log it.
-        """
-        known: set[str] = getattr(self, "_known", set())
-        seen: set[str] = set()
-
-        def watched() -> Iterable[tuple[str, torch.Tensor]]:
-            for name, tensor in weights:
-                name = name.removeprefix("thinker.")
-                if known and name not in known:
-                    raise ValueError(f"weight {name}: the model has no such weight")
-                seen.add(name)
-                yield name, tensor
-
-        Qwen3OmniMoeForConditionalGeneration.load_weights(self, watched())  # type: ignore[arg-type]
-        if known - seen:
-            raise ValueError(f"{len(known - seen)} weights are missing, such as {sorted(known - seen)[:4]}")
-        self._known = seen
-
-    @torch.no_grad()
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        forward_batch: Any,
-        get_embedding: bool = False,
-        pp_proxy_tensors: Any = None,
-    ) -> Any:
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """As SGLang's, at positions that need not be whole."""
         forward_batch.mrope_positions = batch_positions(forward_batch)
-        out = super().forward(input_ids, positions, forward_batch, get_embedding, pp_proxy_tensors)
-        logits = getattr(out, "next_token_logits", None)
-        if logits is not None:
-            logits[:, self.banned] = -torch.inf
-        return out
+        return super().forward(input_ids, positions, forward_batch, *args, **kwargs)
 
 
 def batch_positions(batch: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Media for the omni thinker, prepared by the code that prepares them for the trainer."""
+"""Media for the models of the plugin, prepared by the code that prepares them for the trainer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from sglang.srt.multimodal.processors.base_processor import BaseMultimodalProces
 from relax_sdk.errors import RelaxError
 from relax_server.engines.embedded.core import Prompt, PromptMedia
 from relax_server.engines.embedded.prompts import PromptBuilder
-from relax_server.engines.sglang.plugin.models.omni import POSITIONS, Qwen3OmniMoeThinkerForConditionalGeneration
+from relax_server.engines.sglang.plugin.models.omni import Qwen3OmniMoeThinkerForConditionalGeneration
+from relax_server.engines.sglang.plugin.models.vision import EntryClass
+from relax_server.engines.sglang.plugin.positions import POSITIONS
 from relax_server.models.media_features import Kind
 from relax_server.models.processor import Processor
 
 
-class OmniProcessor(BaseMultimodalProcessor):
+class MediaProcessor(BaseMultimodalProcessor):
     """Expands token ids, and never decodes them; used in SGLang's tokenizer process."""
 
-    models = [Qwen3OmniMoeThinkerForConditionalGeneration]
+    models = [Qwen3OmniMoeThinkerForConditionalGeneration, *EntryClass]
 
     def __init__(self, hf_config: Any, server_args: Any, _processor: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(hf_config, server_args, _processor, *args, **kwargs)
@@ -64,7 +66,7 @@ class OmniProcessor(BaseMultimodalProcessor):
             mm_items=items,
             im_token_id=placeholders["image"],
             video_token_id=placeholders["video"],
-            audio_token_id=placeholders["audio"],
+            audio_token_id=placeholders.get("audio"),
             mrope_positions=whole,
             mrope_position_delta=torch.tensor([[int(whole.max()) + 1 - len(prompt)]]),
         )
@@ -94,7 +96,7 @@ def _sources(items: Any) -> list[str]:
 def _item(media: PromptMedia) -> MultimodalDataItem:
     features = media.features
     tensor = torch.from_numpy(np.array(features.tensor))
-    item = MultimodalDataItem(modality=Modality[features.kind.upper()], offsets=[(media.start, media.stop - 1)])
+    item = MultimodalDataItem(modality=Modality[features.kind.upper()], offsets=_runs(media))
     if features.kind == "audio":
         item.feature = tensor[None]
         item.model_specific_data["feature_attention_mask"] = torch.ones(1, tensor.shape[1], dtype=torch.long)
@@ -104,3 +106,10 @@ def _item(media: PromptMedia) -> MultimodalDataItem:
         item.model_specific_data[f"{features.kind}_grid_thw"] = torch.tensor([features.grid])
     item.set_hash(media.key & (2**64 - 1))
     return item
+
+
+def _runs(media: PromptMedia) -> list[tuple[int, int]]:
+    """First and last token of each run of placeholders; between those of a film there may be text that tells the time."""
+    edges = np.diff(np.concatenate([[0], media.rows >= 0, [0]]).astype(np.int8))
+    first, after = (np.flatnonzero(edges == sign) + media.start for sign in (1, -1))
+    return [(int(a), int(b) - 1) for a, b in zip(first, after, strict=True)]
