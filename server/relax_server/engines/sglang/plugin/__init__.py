@@ -1,4 +1,4 @@
-"""Teaches SGLang the omni thinker and the models that see, through the extension points that SGLang has for models and processors.
+"""Teaches SGLang the omni thinker and the models that see, through its extension points for models and processors.
 
 SGLang itself serves `Qwen3OmniMoeForConditionalGeneration`, with weights under `thinker.` and media prepared by libraries of
 its own: other frames of a video, other sizes, whole-number positions, prompts that are decoded and encoded again. A trainer
