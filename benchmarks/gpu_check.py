@@ -1,8 +1,9 @@
 """Does all of Relax Gym work on this machine's GPU, and how fast? One table, within ten minutes, without a network.
 
-    python -m benchmarks.gpu_check [--device cuda|cpu] [--only attention parity step engine run]
+    python -m benchmarks.gpu_check [--device cuda|cpu] [--only attention experts parity step engine run]
 
 - *attention*: FlexAttention and dense blocks, result and gradient, against blocks in float64.
+- *experts*: a mixture's experts one by one and in one grouped product, result and gradients, against float64.
 - *parity*: engine, trainer and transformers say the same logprobs, in float32 and bfloat16.
 - *step*: whole training steps of a random 0.6B Qwen3 and a random 0.5B omni model in bfloat16: tokens/s, share of the device's
   peak arithmetic (MFU), memory by kind.
@@ -17,21 +18,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import save
+from benchmarks.gpu_kernels import attention, experts
+from benchmarks.gpu_rows import Row, device_name, wait_for_device
+from benchmarks.report import RESULTS, save
 
 NEEDS = (
     "gpu_check needs one NVIDIA GPU with 24 GB or more, a CUDA build of PyTorch, 8 GB of free disk in the temporary folder and "
@@ -43,115 +44,6 @@ CPU_LIMIT = 900.0
 
 PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "4090": 165e12}
 """Operations per second in bfloat16 without sparsity, from NVIDIA's data sheets, by a part of the device's name."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table."""
-
-    part: str
-    case: str
-    figure: str
-    value: float | str | None
-    bar: float | None = None
-    """At most so much; None: no bar."""
-
-    def plain(self) -> dict[str, Any]:
-        ok = None if self.bar is None else isinstance(self.value, float) and self.value <= self.bar
-        return vars(self) | {"ok": {None: None, True: "yes", False: "NO"}[ok]}
-
-
-def device_name() -> str:
-    """The GPU's name, else the CPU's."""
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
-
-
-def wait_for_device() -> None:
-    """Wait until all that was begun on the GPU is done."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-# ------------------------------------------------------------------------------------------------------------- attention
-
-
-def attention(small: bool) -> list[Row]:
-    """Both ways of attention."""
-    import torch
-    from relax_server.models.device import this_device
-    from relax_server.training.megatron import cpu
-
-    cpu.install()
-    device = this_device(torch.float32)
-    shapes = [(300, 4, 2, 32)] if small else [(1000, 16, 8, 128), (8000, 16, 8, 128), (8000, 16, 4, 64)]
-    return [row for shape in shapes for dtype in ("float32", "bfloat16") for row in one_attention(*shape, dtype, device)]
-
-
-def one_attention(t: int, heads: int, groups: int, d: int, dtype: str, device: Any) -> list[Row]:
-    """Both ways of attention for one shape."""
-    import numpy as np
-    import torch
-    from relax_server.training.megatron.attention import attend
-    from relax_server.training.megatron.flex import flex_mask
-
-    end = torch.from_numpy(forest(t, np.random.default_rng(0))).to(device)
-    inputs = [torch.randn(t, h, d, device=device, dtype=torch.float64) for h in (heads, groups, groups)]
-    weight = torch.randn(t, heads * d, device=device, dtype=torch.float64)
-
-    def compute(kind: torch.dtype, flex: Any, gradient: bool) -> list[torch.Tensor]:
-        q, k, v = (x.detach().to(kind, copy=True).requires_grad_(gradient) for x in inputs)
-        out = attend(q, k, v, end, None, flex=flex)
-        slopes = torch.autograd.grad((out * weight.to(kind)).sum(), (q, k, v)) if gradient else ()
-        return [out.detach(), *slopes]
-
-    case, rows = f"{t} tokens, {heads}/{groups} heads of {d}, {dtype}", list[Row]()
-    kind, wanted = getattr(torch, dtype), compute(torch.float64, None, True)
-    bar = 2e-5 if dtype == "float32" else 3e-2
-    for way in ("blocks", "flex"):
-        gradient = way == "blocks" or device.type == "cuda"
-        mask = flex_mask(end) if way == "flex" else None
-        found = compute(kind, mask, gradient)  # on a GPU this compiles
-        worst = [float((a.double() - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted, strict=False)]
-        rows.append(Row("attention", case, f"{way}: result", worst[0], bar))
-        if gradient:
-            rows.append(Row("attention", case, f"{way}: gradient", max(worst[1:]), bar))
-        else:
-            rows.append(Row("attention", case, f"{way}: gradient", "not on a CPU"))
-        rows.append(Row("attention", case, f"{way}: ms", 1e3 * seconds(functools.partial(compute, kind, mask, gradient))))
-    return rows
-
-
-def forest(t: int, rng: Any) -> Any:
-    """`end` of trunks with a dozen branches each, int64 [t]."""
-    import numpy as np
-
-    end, at = np.empty(t, np.int64), 0
-    while at < t:
-        stop = min(t, at + int(rng.integers(t // 8, t // 4)))
-        trunk = at + max(1, (stop - at) // 3)
-        end[at:trunk] = stop
-        while trunk < stop:
-            after = min(stop, trunk + int(rng.integers(16, max(17, (stop - at) // 6))))
-            end[trunk:after] = after
-            trunk = after
-        at = stop
-    return end
-
-
-def seconds(call: Callable[[], Any], times: int = 5) -> float:
-    """Median seconds of a call, until its work is done."""
-    taken = []
-    for _ in range(times):
-        wait_for_device()
-        began = time.perf_counter()
-        call()
-        wait_for_device()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
 
 
 # ---------------------------------------------------------------------------------------------------------------- parity
@@ -374,7 +266,9 @@ def run(small: bool) -> list[Row]:
     ]
 
 
-PARTS: dict[str, Callable[[bool], list[Row]]] = dict(attention=attention, parity=parity, step=step, engine=engine, run=run)
+PARTS: dict[str, Callable[[bool], list[Row]]] = dict(
+    attention=attention, experts=experts, parity=parity, step=step, engine=engine, run=run
+)
 
 
 def in_process(part: str, small: bool) -> list[dict[str, Any]]:
@@ -413,6 +307,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--results", type=Path, default=RESULTS, help="Folder of the JSON.")
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
     parser.add_argument("--to", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -432,7 +327,8 @@ def main() -> None:
     rows = [row for part in args.only for row in in_process(part, small)]
     print(f"device: {'CPU' if small else device_name()}, PyTorch {torch.__version__}, {time.perf_counter() - began:.0f} s")
     name = "gpu_check_on_cpu" if small else "gpu_check"
-    save(name, rows, device="CPU" if small else device_name(), torch=torch.__version__, seconds=time.perf_counter() - began)
+    where = "CPU" if small else device_name()
+    save(name, rows, folder=args.results, device=where, torch=torch.__version__, seconds=time.perf_counter() - began)
     if any(row["ok"] == "NO" for row in rows):
         raise SystemExit(1)
 

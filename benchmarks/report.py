@@ -55,7 +55,7 @@ def _cell(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def save(name: str, rows: Sequence[dict[str, Any]], *, key: str | None = None, **more: Any) -> None:
+def save(name: str, rows: Sequence[dict[str, Any]], *, key: str | None = None, folder: Path = RESULTS, **more: Any) -> None:
     """Print a table and write `results/<name>.json`.
 
     Args:
@@ -63,6 +63,7 @@ def save(name: str, rows: Sequence[dict[str, Any]], *, key: str | None = None, *
         rows: of the table.
         key: a column. Rows of earlier runs with other values in it are kept, so that a table can be made in parts; every row
             then says when it was measured, and at which commit.
+        folder: where it is written.
         **more: kept beside the rows.
     """
     where = machine()
@@ -71,8 +72,8 @@ def save(name: str, rows: Sequence[dict[str, Any]], *, key: str | None = None, *
         new = {row[key] for row in rows}
         rows = [row for row in _earlier(name) if row.get(key) not in new] + rows
     print(f"\n{name} · {where['processor']}, {where['cores']} cores, {where['date']}\n\n{table(rows)}\n", flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps({"machine": where, "rows": list(rows)} | more, indent=1, default=float) + "\n")
     print(f"written: {path}")
 

@@ -9,6 +9,7 @@ from relax_sdk.field_checks import check_types, require
 
 Attention = Literal["auto", "blocks", "flex"]
 Offload = Literal["auto", "none", "optimizer", "all"]
+Experts = Literal["auto", "sequential", "grouped"]
 Recompute = bool | Literal["selective"]
 
 
@@ -30,6 +31,9 @@ class TrainingConfig:
     attention: Attention = "auto"
     """How packed samples attend: in dense blocks, or by FlexAttention, which needs an NVIDIA GPU and heads of 16 channels or
     more. `auto` takes FlexAttention where it can."""
+    experts: Experts = "auto"
+    """How the experts of a mixture are computed: one after the other, or all in one grouped matrix product. `auto`: grouped on
+    an NVIDIA GPU in bfloat16, else one after the other."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     offload: Offload = "auto"
     """What is in the machine's memory while the device has no use for it. `optimizer`: masters and moments, but for the update

@@ -34,6 +34,7 @@ CELLS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "omni pp, recompute, routes": (OMNI, dict(pp=2), dict(recompute=True, replay_routes=True)),
     "omni cp, selective recompute": (OMNI, dict(cp=2), dict(recompute="selective")),
     "omni dp, ep, recompute, routes": (OMNI, dict(dp=2, ep=2), dict(recompute=True, replay_routes=True)),
+    "omni tp, sp, ep, grouped experts": (OMNI, dict(tp=2, ep=2), dict(experts="grouped")),
 }
 
 

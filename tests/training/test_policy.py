@@ -108,7 +108,9 @@ def steps(name: str, n: int, settings: dict[str, Any]) -> tuple[list[dict[str, f
     return metrics, parameters(policy)
 
 
-@pytest.mark.parametrize("settings", [dict(token_budget=64), dict(share_prompts=False), dict(recompute=True)])
+@pytest.mark.parametrize(
+    "settings", [dict(token_budget=64), dict(share_prompts=False), dict(recompute=True), dict(experts="grouped")]
+)
 def test_how_a_batch_is_computed_does_not_change_the_step(worker, settings):
     (one, *_), weights = worker.run(steps, OMNI, 2, {})
     (other, *_), others = worker.run(steps, OMNI, 2, settings)

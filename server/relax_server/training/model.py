@@ -159,6 +159,7 @@ class LogprobModel:
                 device=self.device,
                 recompute=self.training.recompute,
                 attention=self.training.attention,
+                experts=self.training.experts,
                 tuning=self.tuning,
                 seed=self._seed,
             )

@@ -87,7 +87,7 @@ class Adapter(torch.nn.Module):
         division: Division,
     ) -> None:
         super().__init__()
-        self.adapted, self.scale = adapted, lora.scale
+        self.adapted, self.scale, self.rank = adapted, lora.scale, lora.rank
         self.on = True
         """False: the layer is as it would be without. Only whole passes without gradient are made so (`switched_off`)."""
         outputs = [len(t) for t in adapted.split(weight.detach().to("meta"))]

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from relax_sdk.errors import ConfigError
-from relax_sdk.training_config import Attention, Recompute
+from relax_sdk.training_config import Attention, Experts, Recompute
 from relax_sdk.tuning import Tuning
 from relax_server.models.families import family_of, trained_part
 from relax_server.models.weight_files import FolderWeights
 from relax_server.training.megatron import flex, hf, lora, parallel
 from relax_server.training.megatron.adapted_weights import adapted_weights
 from relax_server.training.megatron.config import head_dim, text_config, transformer_config
+from relax_server.training.megatron.experts import RankExperts, way
 from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.omni import OmniModel
 
@@ -50,6 +51,7 @@ def build_model(
     device: torch.device,
     recompute: Recompute,
     attention: Attention = "auto",
+    experts: Experts = "auto",
 ) -> ForestModel:
     """Build this rank's part of a model, with random weights.
 
@@ -64,6 +66,12 @@ def build_model(
             raise ConfigError("training.attention = 'flex' cannot be had with layout.cp above 1; set it to 'auto' or 'blocks'")
     else:
         model.flex = flex.way(attention, device, head_dim(text_config(hf_config))) == "flex"
+    if config.num_moe_experts:
+        widths = (config.hidden_size, config.moe_ffn_hidden_size // config.expert_tensor_parallel_size)
+        grouped = way(experts, device, dtype, widths) == "grouped"
+        for module in model.modules():
+            if isinstance(module, RankExperts):
+                module.grouped = grouped
     for parameter in model.parameters():  # not `model.to(dtype)`: position buffers stay float32, as in `from_pretrained`
         parameter.data = parameter.data.to(dtype)
     return model
@@ -77,6 +85,7 @@ def load_model(
     device: torch.device | None = None,
     recompute: Recompute = False,
     attention: Attention = "auto",
+    experts: Experts = "auto",
     tuning: Tuning | None = None,
     seed: int = 0,
 ) -> Loaded:
@@ -89,6 +98,7 @@ def load_model(
         device: where they live.
         recompute: what is computed again for the backward pass, see `TrainingConfig.recompute`.
         attention: which way attention is computed.
+        experts: which way experts are computed.
         tuning: what is trained; None: everything.
         seed: of adapters.
 
@@ -98,7 +108,7 @@ def load_model(
     device, tuning = device or torch.device("cpu"), tuning or Tuning()
     hf_config = trained_part(hf_config)
     with parallel.together():
-        model = build_model(hf_config, dtype=dtype, device=device, recompute=recompute, attention=attention)
+        model = build_model(hf_config, dtype=dtype, device=device, recompute=recompute, attention=attention, experts=experts)
         weights = FolderWeights(path)
         names = [name for name, _ in model.named_parameters()]
         links = hf.model_links(hf_config, hf.TensorNames.of(weights.shapes, str(path), model.family), names, model.place)

@@ -15,6 +15,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
 from relax_server.training.megatron.attention import ForestAttention
+from relax_server.training.megatron.experts import RankExperts
 from relax_server.training.megatron.micro_batch import MicroBatch
 from relax_server.training.megatron.router import ReplayRouter
 
@@ -59,6 +60,7 @@ def layer_spec(num_experts: int | None, qk_layernorm: bool) -> ModuleSpec:
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     if num_experts:
         layer.mlp.submodules.router = ReplayRouter
+        layer.mlp.submodules.experts.module = RankExperts
     attention = layer.self_attention.submodules
     attention.core_attention = ForestAttention
     if qk_layernorm:
