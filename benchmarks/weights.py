@@ -7,6 +7,8 @@ the engine is told to load them, several times. *Paused* is what the longest gap
 than the usual one; *update* is from the command to its answer. Generation is to stand still for at most 2% of a step, so
 *a step takes at least* is 50 times the pause: shorter steps miss the bar.
 
+With `--sglang` a real SGLang server reads the folder, and gets the same weights by broadcast.
+
 With `--rank` the embedded engine is sent adapters of that rank as well, on attention, MLP and experts, which it merges into its
 base: *times fewer* says how many times the file of all weights is larger than theirs.
 
@@ -23,7 +25,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +34,15 @@ from relax_server.engines.base import GenerateRequest
 from relax_server.engines.http import HttpEngine
 from relax_server.engines.kinds import connect, process_of
 from relax_server.engines.settings import EngineSettings
+from relax_server.engines.sglang.broadcast import WeightGroup
+from relax_server.engines.sglang.client import SglangEngine
 from relax_server.models.adapter_files import Adapters, fingerprint, write_adapters
 from relax_server.models.catalog import SMOLLM2, resolve_model
 from relax_server.models.tokenizer import byte_tokenizer
-from relax_server.models.weight_files import FolderWeights
+from relax_server.models.weight_files import FolderWeights, read_weights
 
 from benchmarks.report import save
-from relax_sdk.config import EngineKind, SamplingParams
+from relax_sdk.config import EngineKind, SamplingParams, WeightsWay
 
 QWEN3_600M = "qwen3-600m"
 MODELS = {"relax/tiny-omni": "float32", SMOLLM2: "bfloat16", QWEN3_600M: "bfloat16"}
@@ -90,14 +94,18 @@ def in_shared_memory(model: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def measure(engine: HttpEngine, weights: Path, version: int) -> dict[str, float]:
+Update = Callable[[int], Awaitable[None]]
+"""Has an engine take the weights of a version."""
+
+
+async def measure(engine: HttpEngine, send: Update, version: int) -> dict[str, float]:
     """One update while an answer is streamed."""
     arrived: list[float] = []
     updated: tuple[float, float] | None = None
 
     async def update() -> tuple[float, float]:
         began = time.perf_counter()
-        await engine.update_weights(str(weights), version)
+        await send(version)
         return began, time.perf_counter()
 
     sampling = SamplingParams(max_new_tokens=TOKENS, temperature=1.0, ignore_eos=True)
@@ -121,19 +129,37 @@ async def measure(engine: HttpEngine, weights: Path, version: int) -> dict[str, 
     return {"update, s": updated[1] - updated[0], "paused, s": max(paused, 0.0), "a token, s": usual}
 
 
-async def updates(kind: EngineKind, name: str, model: Path, weights: Path, times: int, **settings: Any) -> dict[str, float]:
+async def updates(
+    kind: EngineKind, name: str, model: Path, weights: Path, times: int, way: WeightsWay = "folder", **settings: Any
+) -> dict[str, float]:
     """One engine with one model, medians."""
     process = process_of(kind, model, weights / f"{kind}.log", EngineSettings(dtype=MODELS[name], **settings))
     print(f"{name}: starting {kind} …", flush=True)
     await process.start(LIMIT)
     engine = connect(EngineAddress(process.url, kind, process.token), model, model)
+    group: WeightGroup | None = None
+
+    async def by_folder(version: int) -> None:
+        await engine.update_weights(str(weights), version)
+
+    async def by_broadcast(version: int) -> None:
+        assert group is not None
+        await group.update(await asyncio.to_thread(read_weights, weights), version)
+
     try:
-        await measure(engine, weights, 1)  # the pages of the file are mapped for the first time
+        if way == "broadcast":
+            assert isinstance(engine, SglangEngine)
+            group = WeightGroup(engine)
+            await group.open()
+        send = by_folder if group is None else by_broadcast
+        await measure(engine, send, 1)  # the pages of the file are mapped for the first time
         seen = []
         for repetition in range(times):
-            seen.append(await measure(engine, weights, 2 + repetition))
+            seen.append(await measure(engine, send, 2 + repetition))
             print(f"{name}, {kind}, repetition {repetition + 1} of {times}: {seen[-1]}", flush=True)
     finally:
+        if group is not None:
+            await group.close()
         await engine.close()
         await process.stop()
     return {figure: statistics.median(run[figure] for run in seen) for figure in seen[0]}
@@ -188,6 +214,8 @@ def main() -> None:
                 if args.sglang is not None:
                     more = {"python": args.sglang, "flags": ["--context-length", "4096"]}
                     rows.append(row("sglang", name, model, weights, args.times, **more))
+                    sent = row("sglang", name, model, weights, args.times, way="broadcast", **more)
+                    rows.append(sent | {"what": "all weights, broadcast"})
         bars = {"share of a step": SHARE, "adapters, times fewer bytes": 20}
         save(args.name, rows, bars=bars, times=args.times)
 

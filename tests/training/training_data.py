@@ -308,4 +308,5 @@ def kept_for_backward(model: Any, forest: Any) -> int:
     model.train()
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         model(model.micro_batch(forest))
+    tensors.clear()  # they hold the graph and the graph holds this list, in a circle that no collector sees
     return sum(kept.values())
