@@ -28,6 +28,7 @@ CELLS = [
 
 def held(rank: int, layout: LayoutConfig, port: int, name: str) -> dict[str, int]:
     """Bytes of a rank by kind after a step, and those that it keeps for the backward pass of a forest of text."""
+    import torch
     from relax_server.training.batch import make_batch
     from relax_server.training.forest import pack
     from relax_server.training.megatron import parallel
@@ -39,12 +40,15 @@ def held(rank: int, layout: LayoutConfig, port: int, name: str) -> dict[str, int
     policy = make_policy(resolve_model(name), kl_coef=0.0)
     policy.train_step(letter_groups(policy.processor), read, 0)
     out = held_bytes(policy) | {"stage": parallel.stage()}
-    if layout.pp > 1:  # what a stage computes needs what the stage before it has computed
-        return out
     sample = conversation(policy.processor, [(["a question " * 50], "answer")])
     forests = pack(make_batch([sample], policy.processor, {}), 10_000) * layout.dp
     (mine,) = policy._mine(forests)
-    return out | {"tokens": len(mine.ids) * layout.cp, "activations": kept_for_backward(policy._loaded.model, mine)}
+    model = policy._loaded.model
+    if not model.place.first:  # what the stage before it has computed, of which the numbers do not matter
+        hidden = torch.randn(model.micro_batch(mine).n_hidden, 1, model.config.hidden_size)
+        model.set_input_tensor(hidden.requires_grad_())
+    in_flight = layout.pp - parallel.stage()
+    return out | {"tokens": len(mine.ids) * layout.cp, "activations": in_flight * kept_for_backward(model, mine)}
 
 
 @pytest.mark.parametrize(("family", "name", "divided"), CELLS)
