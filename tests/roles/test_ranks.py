@@ -65,7 +65,7 @@ def test_a_rank_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.Monke
     from relax_server.roles import main_roles
 
     def freeze(name: str) -> None:
-        monkeypatch.setattr(main_roles, "SILENCE_SECONDS", 4.0)
+        monkeypatch.setattr(main_roles, "SILENCE_SECONDS", 10.0)
         send_signal(name, signal.SIGSTOP)
 
     in_turn = InTurn(["policy-1", "policy"], freeze)
