@@ -48,6 +48,7 @@ def compare(path: Path, out: Path) -> dict[str, Any]:
     from relax_server.training.megatron import hf, parallel
     from relax_server.training.megatron.build import load_model
     from relax_server.training.megatron.folder import write_folder
+    from relax_server.training.megatron.hf_weights import HfWeights
 
     parallel.initialize(seed=0)
     processor = Processor.load(path)
@@ -84,7 +85,7 @@ def compare(path: Path, out: Path) -> dict[str, Any]:
         [n for n, _ in loaded.model.named_parameters()],
     )
     mine, other = (
-        hf.HfWeights(links, own, loaded.model.place, loaded.whole),
+        HfWeights(links, own, loaded.model.place, loaded.whole),
         {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None},
     )
     largest = max(float(g.abs().max()) for g in other.values())
@@ -159,6 +160,7 @@ def compare_heard(path: Path, data: bytes) -> dict[str, float]:
     from relax_server.training.forest import pack
     from relax_server.training.megatron import hf, parallel
     from relax_server.training.megatron.build import load_model
+    from relax_server.training.megatron.hf_weights import HfWeights
 
     from relax_sdk import Message, Text, Video
 
@@ -185,7 +187,7 @@ def compare_heard(path: Path, data: bytes) -> dict[str, float]:
     own = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in loaded.model.named_parameters()}
     named = hf.TensorNames.of({k: t.shape for k, t in theirs.state_dict().items()}, "memory", family)
     links = hf.model_links(loaded.hf_config, named, list(own))
-    mine, other = hf.HfWeights(links, own, loaded.model.place, loaded.whole), dict(theirs.named_parameters())
+    mine, other = HfWeights(links, own, loaded.model.place, loaded.whole), dict(theirs.named_parameters())
     largest = max(float(p.grad.abs().max()) for p in other.values() if p.grad is not None)
     return {
         "logits": float((ours - wanted).abs().max() / wanted.abs().max()),

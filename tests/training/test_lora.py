@@ -55,7 +55,7 @@ def against_the_merged_formula(folder: Path, name: str, recompute: bool) -> tupl
     """Gradients of A and B, and those that follow from the gradient of W in a model with merged weights, which is
     dA = s B^T dW and dB = s dW A^T; returns the largest relative difference, and how many matrices were compared."""
     import torch
-    from relax_server.training.megatron.hf import HfWeights
+    from relax_server.training.megatron.hf_weights import HfWeights
 
     policy = train(make_policy(name, tuning=EVERYWHERE if name == OMNI else DECODER, lr=1e-2, recompute=recompute), 2)
     policy.export(folder / "m")

@@ -78,6 +78,7 @@ def round_trip(path: Path) -> dict[str, Any]:
     from relax_server.training.megatron import hf
     from relax_server.training.megatron.build import load_weights, whole_model
     from relax_server.training.megatron.folder import write_weights
+    from relax_server.training.megatron.hf_weights import HfWeights
 
     loaded = _load(path)
     disk, back = read_weights(path), loaded.hf_weights()
@@ -94,7 +95,7 @@ def round_trip(path: Path) -> dict[str, Any]:
         write_weights(memory, Path(folder))
         whole = whole_model(loaded.model, links)
         load_weights(loaded.model, links, FolderWeights(Path(folder)), whole)
-    again = hf.HfWeights(links, {n: p.detach() for n, p in loaded.model.named_parameters()}, loaded.model.place, whole)
+    again = HfWeights(links, {n: p.detach() for n, p in loaded.model.named_parameters()}, loaded.model.place, whole)
     tied = {"lm_head.weight"} if loaded.hf_config.tie_word_embeddings else set()
     return {
         "disk names": set(disk) == set(back),

@@ -267,12 +267,12 @@ def parameters(policy: Any) -> dict[str, np.ndarray]:
 
 def gradients(policy: Any, folder: Path) -> None:
     """Write the gradients of the last update under the names of the weights; every rank writes its part."""
-    from relax_server.training.megatron import hf
     from relax_server.training.megatron.folder import write_weights
+    from relax_server.training.megatron.hf_weights import HfWeights
 
     loaded = policy._loaded
     of = {name: p.main_grad.detach() for name, p in loaded.model.named_parameters()}
-    write_weights(hf.HfWeights(loaded.links, of, loaded.model.place, loaded.whole), folder)
+    write_weights(HfWeights(loaded.links, of, loaded.model.place, loaded.whole), folder)
 
 
 def largest_relative_difference(a: dict[str, Any], b: dict[str, Any]) -> tuple[float, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relax_server.training.megatron.hf import Link
+from relax_server.training.megatron.link import Link
 from relax_server.training.megatron.place import Place
 
 Tensors = list[Tensor]

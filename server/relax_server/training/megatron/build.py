@@ -20,6 +20,8 @@ from relax_server.training.megatron.adapted_weights import adapted_weights
 from relax_server.training.megatron.config import head_dim, text_config, transformer_config
 from relax_server.training.megatron.experts import RankExperts, way
 from relax_server.training.megatron.forest_model import ForestModel
+from relax_server.training.megatron.hf_weights import HfWeights, WithUntrained, check_weights
+from relax_server.training.megatron.link import Link
 from relax_server.training.megatron.omni import OmniModel
 
 
@@ -29,19 +31,19 @@ class Loaded:
 
     model: ForestModel
     hf_config: Any
-    links: list[hf.Link]
+    links: list[Link]
     whole: Mapping[str, Tensor]
     """All tensors of the model, of all ranks, by the names of its folder, on the meta device."""
     source: FolderWeights
     """Weights of the folder that it was loaded from."""
 
-    def folder_weights(self) -> hf.WithUntrained:
+    def folder_weights(self) -> WithUntrained:
         """All that belongs into a folder like the model's own: what was trained, and other parts as they are there."""
-        return hf.WithUntrained(self.hf_weights(), self.source)
+        return WithUntrained(self.hf_weights(), self.source)
 
-    def hf_weights(self) -> hf.HfWeights:
+    def hf_weights(self) -> HfWeights:
         """The parameters under Hugging Face names, as the model's folder spells them; adapters are merged into them."""
-        return hf.HfWeights(self.links, lora.MergedParameters(self.model), self.model.place, self.whole)
+        return HfWeights(self.links, lora.MergedParameters(self.model), self.model.place, self.whole)
 
 
 def build_model(
@@ -123,7 +125,7 @@ def load_model(
     return Loaded(model, hf_config, links, whole, weights)
 
 
-def whole_model(model: ForestModel, links: list[hf.Link]) -> dict[str, Tensor]:
+def whole_model(model: ForestModel, links: list[Link]) -> dict[str, Tensor]:
     """All tensors of a model, of all ranks, by their Hugging Face names, on the meta device; every rank calls it."""
     parameters, place = dict(model.named_parameters()), model.place
     own = {name: tensor for link in links for name, tensor in link.whole(parameters, place).items()}
@@ -131,7 +133,7 @@ def whole_model(model: ForestModel, links: list[hf.Link]) -> dict[str, Tensor]:
     return {name: torch.empty(shape, dtype=dtype, device="meta") for part in shapes for name, (shape, dtype) in part.items()}
 
 
-def load_weights(model: ForestModel, links: list[hf.Link], weights: FolderWeights, whole: Mapping[str, Tensor]) -> None:
+def load_weights(model: ForestModel, links: list[Link], weights: FolderWeights, whole: Mapping[str, Tensor]) -> None:
     """Copy the weights of a folder into a model, those of one link at a time; a rank reads its part alone.
 
     Args:
@@ -144,7 +146,7 @@ def load_weights(model: ForestModel, links: list[hf.Link], weights: FolderWeight
         ConfigError: names, shapes or dtypes do not fit.
     """
     parameters = dict(model.named_parameters())
-    hf.check_weights(whole, weights)
+    check_weights(whole, weights)
     unfilled = sorted(set(parameters) - {name for link in links for name in link.megatron})
     if unfilled:
         raise ConfigError(f"{weights.folder}: no weights for {unfilled[:4]}; this kind of model cannot be trained")

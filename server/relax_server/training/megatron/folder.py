@@ -20,7 +20,8 @@ from relax_server.machine_limits import check_room, limits_told
 from relax_server.models.families import TABLE
 from relax_server.models.weight_files import INDEX, WEIGHTS
 from relax_server.training.megatron import parallel
-from relax_server.training.megatron.hf import HfWeights, Slices, WithUntrained
+from relax_server.training.megatron.hf_weights import HfWeights, WithUntrained
+from relax_server.training.megatron.link import Slices
 
 _KEPT = {file for family in TABLE.values() if family.whole is not None for file in family.whole.files}
 _NOT_COPIED = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")

@@ -1,138 +1,26 @@
-"""Hugging Face weights to Megatron parameters and back, exactly.
+"""Hugging Face weights to Megatron parameters and back, exactly: the links of every family.
 
 Both directions only view, join and split tensors, those of one link at a time. What a Hugging Face folder calls its tensors
-(prefixes, experts one by one or fused) is read from its own keys, and the same names are written back.
+(prefixes, experts one by one or stacked) is read from its own keys, and the same names are written back.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from relax_sdk.errors import ConfigError
 from relax_server.models.families import TABLE, Family, family_of
-from relax_server.models.weight_files import FolderWeights
 from relax_server.training.megatron.config import head_dim, moe_layers, text_config
+from relax_server.training.megatron.link import COLUMNS, ROWS, Cut, Link, Tensors
 from relax_server.training.megatron.place import Group, Place
 
-Tensors = list[Tensor]
-
-
-Slices = tuple[slice, ...]
-"""A slice with start and stop for each of a tensor's first dimensions; the others are whole."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How the ranks of a group divide each Hugging Face tensor of a link along one of its dimensions."""
-
-    dim: int
-    group: Group = Group.TENSOR
-    blocks: int = 1
-    """Parts of the tensor along `dim` that are divided each by itself: gate and up projections in one tensor are two."""
-
-    def ranges(self, shape: Sequence[int], place: Place) -> list[slice]:
-        """Where a rank's part of a tensor is along `dim`, a slice for each block.
-
-        Raises:
-            ConfigError: the tensor cannot be divided evenly.
-        """
-        rank, size = place.part(self.group)
-        block = shape[self.dim] // self.blocks
-        if shape[self.dim] % (self.blocks * size):
-            raise ConfigError(f"{shape[self.dim]} of shape {list(shape)} cannot be divided by {size} {self.group.value} ranks")
-        first, part = rank * (block // size), block // size
-        return [slice(b * block + first, b * block + first + part) for b in range(self.blocks)]
-
-
-ROWS, COLUMNS = Cut(0), Cut(1)
 STACKED = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 """How the names of tensors end that hold all experts of a layer."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """Megatron parameters and the Hugging Face tensors that hold the same numbers."""
-
-    megatron: tuple[str, ...]
-    hf: tuple[str, ...]
-    join: Callable[[Tensors], Tensors]
-    """Hugging Face tensors to Megatron's."""
-    split: Callable[[Tensors], Tensors]
-    """Megatron's to Hugging Face tensors."""
-    cuts: tuple[Cut, ...] = ()
-    """What is not cut is whole on every rank that has it. At most one cut has several blocks."""
-    expert: bool = False
-    """Whether they belong to experts, whose copies are on other ranks than those of other parameters."""
-    is_copy: bool = False
-    """Whether another stage writes them: the embedding that is the last stage's output layer as well."""
-
-    def read(self, weights: FolderWeights, place: Place) -> Tensors:
-        """Megatron parameters of a rank from a folder; only what is asked for is read.
-
-        Raises:
-            ConfigError: a tensor is missing, or cannot be divided evenly.
-        """
-        return self.join([self._read(weights, name, place) for name in self.hf])
-
-    def _read(self, weights: FolderWeights, name: str, place: Place) -> Tensor:
-        if name not in weights.shapes:
-            return weights.read(name)
-        dim, places = self.slices(weights.shapes[name], place)
-        pieces = [weights.read(name, at) for at in places]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
-
-    def slices(self, shape: Sequence[int], place: Place) -> tuple[int, list[Slices]]:
-        """Where a rank's part of a Hugging Face tensor of this shape is.
-
-        Returns:
-            The dimension along which the pieces of the part lie one after the other, and their slices; one with no slice is
-            the whole.
-
-        Raises:
-            ConfigError: the tensor cannot be divided evenly.
-        """
-        cuts = [cut for cut in self.cuts if place.part(cut.group)[1] > 1]
-        if not cuts:
-            return 0, [()]
-        along = max(cuts, key=lambda cut: cut.blocks)
-        whole = [slice(0, n) for n in shape[: max(cut.dim for cut in cuts) + 1]]
-        for cut in cuts:
-            if cut is not along:
-                (whole[cut.dim],) = cut.ranges(shape, place)
-        pieces = [(*whole[: along.dim], own, *whole[along.dim + 1 :]) for own in along.ranges(shape, place)]
-        return along.dim, pieces
-
-    def whole(self, parameters: Mapping[str, Tensor], place: Place) -> dict[str, Tensor]:
-        """Each whole Hugging Face tensor on the meta device, from the parameters of one rank."""
-        out = {}
-        for name, tensor in zip(self.hf, self.split([parameters[n].to("meta") for n in self.megatron]), strict=True):
-            shape = list(tensor.shape)
-            for cut in self.cuts:
-                shape[cut.dim] *= place.part(cut.group)[1]
-            out[name] = tensor.new_empty(shape)
-        return out
-
-    def is_written_by(self, place: Place) -> bool:
-        """Whether this rank is the one that writes its part: others may hold the same."""
-        group = Group.EXPERT_TENSOR if self.expert else Group.TENSOR
-        divided = any(cut.group is group for cut in self.cuts)
-        writes = place.writes_experts if self.expert else place.writes
-        return writes and not self.is_copy and (divided or place.part(group)[0] == 0)
-
-    def pieces(self, parameters: Mapping[str, Tensor], place: Place) -> Iterator[tuple[str, Slices, Tensor]]:
-        """What a rank has of each Hugging Face tensor, and where it belongs: the inverse of `read`."""
-        for name, tensor in zip(self.hf, self.split([parameters[n] for n in self.megatron]), strict=True):
-            shape = list(tensor.shape)
-            for cut in self.cuts:
-                shape[cut.dim] *= place.part(cut.group)[1]
-            dim, places = self.slices(shape, place)
-            yield from ((name, at, piece) for at, piece in zip(places, tensor.chunk(len(places), dim), strict=True))
 
 
 @dataclass(frozen=True)
@@ -351,105 +239,3 @@ def model_links(hf_config: Any, named: TensorNames, parameters: Sequence[str], p
             raise ConfigError(f"{hf_config.model_type}: the weights have no {tower[1]}")
         links.append(_one(name, named.towers[tower[1]] + name[tower.end() :]))
     return links
-
-
-FLOATS = ("F64", "F32", "F16", "BF16")
-
-
-def check_weights(whole: Mapping[str, Tensor], weights: FolderWeights) -> None:
-    """Compare names, shapes and dtypes of a folder with a model, before anything is read.
-
-    Args:
-        whole: all tensors of the model, of all ranks, by the names of the folder; they may be on the meta device.
-        weights: of the folder.
-
-    Raises:
-        ConfigError: weights are missing, some belong nowhere, or one has another shape or dtype; the file and tensor are named.
-    """
-    shapes = {name: list(tensor.shape) for name, tensor in whole.items()}
-    tied = {name for name in weights.shapes if name.endswith("lm_head.weight")}
-    others = tied | untrained(weights.shapes)
-    missing, unexpected = sorted(shapes.keys() - weights.shapes.keys()), sorted(weights.shapes.keys() - shapes.keys() - others)
-    if missing or unexpected:
-        raise ConfigError(
-            f"{weights.folder}: {len(missing)} weights are missing {missing[:4]} and {len(unexpected)} belong nowhere "
-            f"{unexpected[:4]}; config.json must be that of these weights"
-        )
-    for name, shape in shapes.items():
-        if weights.shapes[name] != shape:
-            raise ConfigError(
-                f"{weights.where(name)} has shape {weights.shapes[name]}, and config.json wants {shape}; "
-                "one of them is of another model"
-            )
-        if weights.dtypes[name] not in FLOATS:
-            raise ConfigError(
-                f"{weights.where(name)} has dtype {weights.dtypes[name]}; allowed: {', '.join(FLOATS)}. Quantised weights "
-                "cannot be trained: name the folder that they were made from"
-            )
-
-
-class HfWeights(Mapping[str, Tensor]):
-    """Parameters under Hugging Face names, of which each rank has its part; a tensor is a view of its parameter where possible.
-
-    As a mapping it has the tensors of an undivided model. Those that are no view are made when they are asked for, and those of
-    one link are kept at a time.
-
-    Args:
-        links: of this rank's part.
-        parameters: of this rank, by Megatron's names.
-        place: the part.
-        whole: all tensors of the model, of all ranks, on the meta device.
-    """
-
-    def __init__(
-        self, links: Sequence[Link], parameters: Mapping[str, Tensor], place: Place, whole: Mapping[str, Tensor]
-    ) -> None:
-        self.whole = whole
-        self.leads = place.first and place.writes and place.tensor[0] == 0
-        """Whether this is the one rank that has the whole model's beginning to write."""
-        self._links, self._place, self._parameters = links, place, parameters
-        self._link_of = {name: link for link in links for name in link.hf}
-        self._kept: tuple[Link, dict[str, Tensor]] | None = None
-
-    def pieces(self) -> Iterator[tuple[str, Slices, Tensor]]:
-        """What this rank is to write: a tensor's name, where in it, and the numbers; those of one link are made at a time."""
-        for link in self._links:
-            if link.is_written_by(self._place):
-                yield from link.pieces(self._parameters, self._place)
-
-    def __getitem__(self, name: str) -> Tensor:
-        link = self._link_of[name]
-        if self._kept is None or self._kept[0] is not link:
-            self._kept = None  # before others take its place
-            self._kept = link, {}
-            for own, at, piece in link.pieces(self._parameters, self._place):
-                assert not at, f"{own} is divided over several ranks"
-                self._kept[1][own] = piece
-        return self._kept[1][name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._link_of)
-
-    def __len__(self) -> int:
-        return len(self._link_of)
-
-
-class WithUntrained:
-    """Trained weights, and those of a folder's other parts as they are there; what an export writes.
-
-    Args:
-        trained: under Hugging Face names.
-        weights: of the folder that the model was loaded from.
-    """
-
-    def __init__(self, trained: HfWeights, weights: FolderWeights) -> None:
-        self._trained, self._weights = trained, weights
-        self._others = sorted(untrained(weights.shapes))
-        self.whole = {**trained.whole, **{name: weights.read(name).to("meta") for name in self._others}}
-        """All tensors on the meta device: shapes and dtypes alone."""
-
-    def pieces(self) -> Iterator[tuple[str, Slices, Tensor]]:
-        """What this rank is to write, as `HfWeights.pieces`; one rank writes the other parts."""
-        yield from self._trained.pieces()
-        if self._trained.leads:
-            yield from ((name, (), self._weights.read(name)) for name in self._others)
