@@ -215,7 +215,7 @@ async def served(model: Path, root: Path, small: bool) -> list[Row]:
     from relax_server.engines.kinds import connect, process_of
     from relax_server.engines.settings import EngineSettings
 
-    from benchmarks.weights import in_shared_memory, measure
+    from benchmarks.weights import by_folder, in_shared_memory, measure
     from relax_sdk.config import SamplingParams
 
     process = process_of("embedded", model, root / "engine.log", EngineSettings(dtype="bfloat16"))
@@ -233,8 +233,9 @@ async def served(model: Path, root: Path, small: bool) -> list[Row]:
             made = sum(len(g.response_ids) for answer in answers for g in answer)
             rows.append(Row("engine", f"{batch} at once", "tokens/s", made / taken))
         with in_shared_memory(model, "engine") as weights:
-            await measure(client, weights, 1)
-            seen = [await measure(client, weights, 2 + i) for i in range(1 if small else 3)]
+            send = by_folder(client, weights)
+            await measure(client, send, 1)
+            seen = [await measure(client, send, 2 + i) for i in range(1 if small else 3)]
         rows += [Row("publishing", "through shared memory", k, statistics.median(s[k] for s in seen)) for k in seen[0]]
     finally:
         await client.close()

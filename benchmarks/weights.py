@@ -98,6 +98,15 @@ Update = Callable[[int], Awaitable[None]]
 """Has an engine take the weights of a version."""
 
 
+def by_folder(engine: HttpEngine, weights: Path) -> Update:
+    """The way of weights that the engine reads from a folder."""
+
+    async def send(version: int) -> None:
+        await engine.update_weights(str(weights), version)
+
+    return send
+
+
 async def measure(engine: HttpEngine, send: Update, version: int) -> dict[str, float]:
     """One update while an answer is streamed."""
     arrived: list[float] = []
@@ -139,9 +148,6 @@ async def updates(
     engine = connect(EngineAddress(process.url, kind, process.token), model, model)
     group: WeightGroup | None = None
 
-    async def by_folder(version: int) -> None:
-        await engine.update_weights(str(weights), version)
-
     async def by_broadcast(version: int) -> None:
         assert group is not None
         await group.update(await asyncio.to_thread(read_weights, weights), version)
@@ -151,7 +157,7 @@ async def updates(
             assert isinstance(engine, SglangEngine)
             group = WeightGroup(engine)
             await group.open()
-        send = by_folder if group is None else by_broadcast
+        send = by_folder(engine, weights) if group is None else by_broadcast
         await measure(engine, send, 1)  # the pages of the file are mapped for the first time
         seen = []
         for repetition in range(times):
