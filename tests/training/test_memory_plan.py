@@ -12,7 +12,7 @@ from relax_server.training.memory_plan import fitting, layer_bytes, plan_layout
 from relax_server.training.planned_model import Model
 from typer.testing import CliRunner
 
-from relax_sdk import ConfigError, TrainingConfig, cli
+from relax_sdk import ConfigError, TrainingConfig, planning_cli
 from relax_sdk.layout import LayoutConfig
 from relax_sdk.planning import parse_tuning
 from relax_sdk.tuning import TARGETS, LoraConfig, TowersConfig, Tuning
@@ -93,7 +93,7 @@ def test_what_is_trained_is_read_from_settings():
         with pytest.raises(ConfigError, match=re.escape(message)):
             parse_tuning([setting])
     answer = CliRunner().invoke(
-        cli.app, ["plan", "--model", TINY[0], "--devices", "2x1GB", "--set", "lora.rank=8", "--recompute-selective"]
+        planning_cli.app, ["--model", TINY[0], "--devices", "2x1GB", "--set", "lora.rank=8", "--recompute-selective"]
     )
     assert answer.exit_code == 0 and "dp=2 distributed_optimizer=True" in answer.output
 

@@ -77,7 +77,7 @@ class SglangProcess(ForeignProcess):
                 "on a CPU SGLang does not give its memory back, which mode='colocate' needs; use mode='async', or "
                 "engine='embedded'"
             )
-        arch = architecture(model)[0] if takes_media(model) else None
+        arch = next(iter(architecture(model)), None) if takes_media(model) else None
         if arch is not None and environment.missing:
             raise ConfigError(
                 f"{environment.python} lacks {', '.join(environment.missing)}, which media need; "
