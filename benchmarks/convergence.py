@@ -40,7 +40,7 @@ def one(env: str, seed: int, layout: LayoutConfig, mode: str, max_staleness: int
         env,
         seed=seed,
         layout=layout,
-        mode=mode,  # type: ignore[arg-type]
+        mode=mode,  # type: ignore[arg-type] - text of a flag; the trainer refuses another
         max_staleness=max_staleness,
         folder=folder,
     )

@@ -48,7 +48,7 @@ def plan(
     number, size = parse_devices(devices)
     way = "optimizer" if offload else "none"
     again: Recompute = recompute or ("selective" if selective else False)
-    training = TrainingConfig(token_budget=tokens, dtype=dtype, recompute=again, offload=way)  # type: ignore[arg-type]
+    training = TrainingConfig(token_budget=tokens, dtype=dtype, recompute=again, offload=way)  # type: ignore[arg-type] - checked
     chosen = parse_layout(layout) if layout is not None else None
     found = plan_memory(PlanRequest(model, number, size, chosen, training, reference, parse_tuning(settings or [])))
     kinds = ("weights", "gradients", "optimizer", "reference", "activations", "logits", "attention_plan", "total")

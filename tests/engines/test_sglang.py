@@ -31,14 +31,6 @@ from relax_sdk.errors import ConfigError, EngineError, EngineUnavailable
 START_SECONDS = 500.0
 
 
-@pytest.fixture
-def installed() -> None:
-    try:
-        find_python()
-    except ConfigError as error:
-        pytest.skip(str(error))
-
-
 def test_what_is_missing_is_said_with_the_command_that_brings_it(tmp_path, monkeypatch):
     monkeypatch.delenv(environment.VENV.variable, raising=False)
     monkeypatch.setenv("RELAX_CACHE", str(tmp_path))
@@ -75,7 +67,7 @@ def test_shapes_are_read_and_damage_is_named(tmp_path):
 
 
 @pytest.mark.timeout(900)
-async def test_a_text_model_is_served_and_updated_and_a_lost_server_is_noticed(installed, tmp_path):
+async def test_a_text_model_is_served_and_updated_and_a_lost_server_is_noticed(sglang, tmp_path):
     stages: list[str] = []
     model = resolve_model("relax/tiny-llama")
     process = SglangProcess(
@@ -132,7 +124,7 @@ async def test_a_text_model_is_served_and_updated_and_a_lost_server_is_noticed(i
 
 
 @pytest.mark.timeout(600)
-async def test_a_start_that_fails_shows_the_log_and_leaves_nothing(installed, tmp_path):
+async def test_a_start_that_fails_shows_the_log_and_leaves_nothing(sglang, tmp_path):
     process = SglangProcess("relax/tiny-llama", tmp_path / "log", EngineSettings(flags=("--no-such-flag",)))
     with pytest.raises(EngineUnavailable, match=r"(?s)exit code 2.*no-such-flag"):
         await process.start(START_SECONDS)
@@ -147,7 +139,7 @@ async def test_a_start_that_fails_shows_the_log_and_leaves_nothing(installed, tm
 @pytest.mark.timeout(1200)
 def test_the_command_starts_a_lost_engine_again_and_ends_when_told(kind: str, tmp_path, request):
     if kind == "sglang":
-        request.getfixturevalue("installed")
+        request.getfixturevalue("sglang")
     command = [sys.executable, "-m", "relax_sdk.cli", "engine", kind, "--model", "relax/tiny-llama", "--port", "0"]
     command += ["--log", str(tmp_path / "log"), "--max-total-tokens", "8192"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

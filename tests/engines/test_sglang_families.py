@@ -12,14 +12,13 @@ from engine_reference import Reference
 from relax_server.engines.base import GenerateRequest, MediaItem
 from relax_server.engines.settings import EngineSettings
 from relax_server.engines.sglang.client import SglangEngine
-from relax_server.engines.sglang.environment import find_python
 from relax_server.engines.sglang.process import SglangProcess
 from relax_server.models.catalog import resolve_model
 from relax_server.models.families import TABLE
 
 from relax_sdk import Message, Text
 from relax_sdk.config import SamplingParams
-from relax_sdk.errors import ConfigError, EngineError
+from relax_sdk.errors import EngineError
 from relax_sdk.media import Media
 
 HERE = [name for name, family in TABLE.items() if family.sglang == "tested" and name not in ("Llama", "Qwen3-Omni thinker")]
@@ -30,14 +29,6 @@ PROMPTS: list[list[Media | str]] = [
     [film(), "which way?"],
     [film(1), "after", picture(2), "and", film(), "."],
 ]
-
-
-@pytest.fixture
-def installed() -> None:
-    try:
-        find_python()
-    except ConfigError as error:
-        pytest.skip(str(error))
 
 
 def asked(reference: Reference, parts: list[Media | str], n: int) -> tuple[GenerateRequest, list[Media]]:
@@ -62,7 +53,7 @@ async def check(engine: SglangEngine, reference: Reference) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", HERE)
-async def test_logprobs_are_those_of_transformers(name: str, installed: None, tmp_path: Path) -> None:
+async def test_logprobs_are_those_of_transformers(name: str, sglang: None, tmp_path: Path) -> None:
     tiny = TABLE[name].tiny
     process = SglangProcess(tiny, tmp_path / "log", EngineSettings(max_total_tokens=8192))
     await process.start(400)

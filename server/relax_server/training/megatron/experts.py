@@ -67,7 +67,7 @@ class _GroupedProduct(torch.autograd.Function):
         return F.grouped_mm(x, torch.stack(weights).mT, offs=ends)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override] - torch says only Any
         x, ends, *weights = ctx.saved_tensors
         slope = slope.contiguous()
         of_x = F.grouped_mm(slope, torch.stack(weights), offs=ends) if ctx.needs_input_grad[0] else None

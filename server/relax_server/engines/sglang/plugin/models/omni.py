@@ -71,7 +71,7 @@ class Qwen3OmniMoeThinkerForConditionalGeneration(Served, Thinker):
 
     def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
         """Load tensors as the whole model's class does, of which the thinker is a part."""
-        return Qwen3OmniMoeForConditionalGeneration.load_weights(self, weights)  # type: ignore[arg-type]
+        return Qwen3OmniMoeForConditionalGeneration.load_weights(self, weights)  # type: ignore[arg-type] - by its names
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         """As SGLang's, at positions that need not be whole."""

@@ -18,14 +18,14 @@ class Served:
     """What the names of weights begin with in the folder of a larger model."""
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
-        super().__init__(config, quant_config, prefix)  # type: ignore[call-arg]
+        super().__init__(config, quant_config, prefix)  # type: ignore[call-arg] - of the model it is put before
         banned = {id for name in (*PLACEHOLDERS, *BRACKETS) if (id := getattr(config, name, None)) is not None}
         model: Any = self
         model.register_buffer("banned", torch.tensor(sorted(banned)), persistent=False)
 
     def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
         """Load tensors as SGLang does."""
-        return super().load_weights(weights)  # type: ignore[misc]
+        return super().load_weights(weights)  # type: ignore[misc] - as above
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load tensors by the names that transformers writes.
@@ -52,7 +52,7 @@ class Served:
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As SGLang's, without the logits of media tokens."""
-        out = super().forward(*args, **kwargs)  # type: ignore[misc]
+        out = super().forward(*args, **kwargs)  # type: ignore[misc] - as above
         logits = getattr(out, "next_token_logits", None)
         if logits is not None:
             model: Any = self
