@@ -175,7 +175,7 @@ def held_bytes(trainer: Any) -> dict[str, int]:
 
     held = {
         "weights": list(trainer._loaded.model.parameters()),
-        "gradients": gradients(trainer.trainer.ddp),
+        "gradients": gradients(trainer.trainer.wrapped),
         "optimizer": optimizer_tensors(trainer.trainer.optimizer),
     }
     seen: set[int] = set()

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from relax_sdk.field_checks import check_types, require
 
+NUMBERS = ("tp", "pp", "vpp", "cp", "ep", "dp")
+"""Fields that say how many share something."""
+
 
 @dataclass(frozen=True)
 class LayoutConfig:
@@ -18,6 +21,9 @@ class LayoutConfig:
     """Tensor parallelism: heads, channels, vocabulary and, without `ep`, the channels of experts are divided."""
     pp: int = 1
     """Pipeline parallelism: consecutive layers are divided; the towers of media are on the first stage."""
+    vpp: int = 1
+    """Interleaved pipeline (virtual pipeline parallelism): parts of a stage that lie `pp` parts apart, so that less of the time
+    is spent waiting, for more messages. Needs `pp` above 1."""
     cp: int = 1
     """Context parallelism: the tokens of a forest are divided."""
     ep: int = 1
@@ -32,8 +38,9 @@ class LayoutConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("tp", "pp", "cp", "ep", "dp"):
+        for name in NUMBERS:
             require(getattr(self, name) >= 1, self, name, "1 or more")
+        require(self.vpp == 1 or self.pp > 1, self, "vpp", "1 where pp is 1: there is no pipeline to interleave")
         shared = self.tp * self.cp * self.dp
         require(
             shared % self.ep == 0, self, "ep", f"a divisor of tp * cp * dp = {shared}, over whose processes experts are divided"
@@ -57,7 +64,7 @@ class LayoutConfig:
 
     def __str__(self) -> str:
         """The numbers above 1, such as `tp=2 dp=2`; `one process` if there are none."""
-        parts = [f"{name}={getattr(self, name)}" for name in ("tp", "pp", "cp", "ep", "dp") if getattr(self, name) > 1]
+        parts = [f"{name}={getattr(self, name)}" for name in NUMBERS if getattr(self, name) > 1]
         if self.tp > 1 and not self.sp:
             parts.append("sp=False")
         if self.distributed_optimizer:

@@ -75,7 +75,8 @@ def after_call(context: Any, case: schemathesis.Case, response: Any) -> None:
     path = case.operation.path
     ended = response.status_code < 400 and (path.endswith("/finish") or case.method.upper() == "DELETE")
     if path.startswith("/v1/sessions/{id}") and (ended or b'"episode_over"' in response.content):
-        _ended[:] = [_session.get("id", "unknown")]
+        if ended:  # an episode that is over waits for its end: its events go on
+            _ended[:] = [_session.get("id", "unknown")]
         _session.clear()
     if path == "/v1/pause":
         headers = {"Authorization": f"Bearer {os.environ['FUZZ_ADMIN_KEY']}"}

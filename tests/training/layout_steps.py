@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from rank_workers import Ranks, begin
 from relax_server.models.catalog import resolve_model
+from relax_server.models.families import Family
 from relax_server.models.weight_files import read_weights
 from training_data import gradients, largest_relative_difference, letter_groups, make_policy, read, with_routes
 
@@ -25,11 +27,32 @@ def one_step(rank: int, layout: LayoutConfig, port: int, model: str, folder: Pat
     begin(rank, layout, port)
     policy = make_policy(resolve_model(model), eps=1e-3, **settings)
     groups = letter_groups(policy.processor)
-    metrics = policy.train_step(with_routes(groups) if settings.get("replay_routes") else groups, read, 0)
+    if settings.get("replay_routes"):
+        groups = with_routes(groups, len(policy._loaded.model.moe_layers))
+    metrics = policy.train_step(groups, read, 0)
     if not layout.distributed_optimizer:  # a rank has the sum in the part that it owns alone
         gradients(policy, folder / "gradients")
     policy.export_weights(folder / "weights")
     return metrics
+
+
+def with_layers(family: Family, layers: int, folder: Path) -> Path:
+    """A random model like the built-in one of a family, with another number of decoder layers."""
+    import torch
+    from transformers import AutoConfig
+
+    source = resolve_model(family.tiny)
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    config = AutoConfig.from_pretrained(source)
+    text = family.text(config)
+    text.num_hidden_layers = layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1] * layers
+    torch.manual_seed(0)
+    built = family.model_class()
+    make = built._from_config if hasattr(built, "_from_config") else built.from_config
+    make(config).save_pretrained(folder)
+    return folder
 
 
 def of_one_process(ranks: Ranks, folder: Callable[[], Path]) -> Alone:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from layout_steps import Alone, compare, of_one_process
@@ -11,6 +12,7 @@ from relax_server.models.families import TABLE
 from relax_server.models.families.page import LAYOUTS, refusal
 
 from relax_sdk import ConfigError
+from relax_sdk.layout import LayoutConfig
 
 pytestmark = pytest.mark.nightly
 
@@ -33,3 +35,11 @@ def test_an_architecture_is_trained_in_a_layout_or_refused(
     with pytest.raises(ConfigError) as refused:
         compare(ranks, alone, tmp_path, its.tiny, shape)
     assert str(refused.value) == reason
+
+
+@pytest.mark.parametrize("family", TABLE)
+def test_an_architecture_is_trained_in_an_interleaved_pipeline(
+    ranks: Ranks, alone: Alone, deeper: Any, tmp_path: Path, family: str
+) -> None:
+    """With four layers: the three of the built-in models cannot be shared evenly."""
+    compare(ranks, alone, tmp_path, deeper(family, 4), LayoutConfig(pp=2, vpp=2))

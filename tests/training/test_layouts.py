@@ -9,6 +9,7 @@ import pytest
 from layout_steps import CLOSE, Alone, compare, of_one_process
 from rank_workers import Ranks, begin
 from relax_server.models.weight_files import read_weights
+from relax_server.training.memory_plan import in_flight
 from training_data import largest_relative_difference, letter_groups, make_policy, read
 
 from relax_sdk.config import SamplingParams
@@ -44,10 +45,60 @@ def test_a_layout_is_one_process(ranks: Ranks, alone: Alone, tmp_path: Path, nam
     compare(ranks, alone, tmp_path, model, LayoutConfig(**layout), **settings)
 
 
-def two_steps(rank: int, layout: LayoutConfig, port: int, folder: Path, checkpoint: Path | None) -> Any:
+INTERLEAVED: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {
+    "dense": ("Qwen3", 4, dict(pp=2, vpp=2), {}),
+    "dense, three parts of two layers, recompute": ("Llama", 12, dict(pp=2, vpp=3), dict(recompute=True)),
+    "omni, routes": ("Qwen3-Omni thinker", 4, dict(pp=2, vpp=2), dict(replay_routes=True)),
+    "omni tp, sp, ep, selective recompute": (
+        "Qwen3-Omni thinker",
+        4,
+        dict(tp=2, pp=2, vpp=2, ep=2),
+        dict(recompute="selective"),
+    ),
+    "dense dp, divided optimizer": ("Qwen3", 4, dict(pp=2, vpp=2, dp=2, distributed_optimizer=True), {}),
+}
+
+
+@pytest.mark.parametrize("name", INTERLEAVED)
+def test_an_interleaved_pipeline_is_one_process(ranks: Ranks, alone: Alone, deeper: Any, tmp_path: Path, name: str) -> None:
+    family, layers, layout, settings = INTERLEAVED[name]
+    compare(ranks, alone, tmp_path, deeper(family, layers), LayoutConfig(**layout), **settings)
+
+
+def counted(rank: int, layout: LayoutConfig, port: int, model: str) -> tuple[int, list[int]]:
+    """The stage of a rank, and how many forests each part of it kept activations of when they were most."""
+    from relax_server.training.megatron import parallel
+
+    begin(rank, layout, port)
+    policy = make_policy(model, token_budget=64)
+    parts = [part for _, part in policy._loaded.model.named_parts()]
+    now, most = [0] * len(parts), [0] * len(parts)
+
+    def watch(number: int, output: Any) -> None:
+        def backward(gradient: Any) -> None:
+            now[number] -= 1
+
+        now[number] += 1
+        if sum(now) > sum(most):
+            most[:] = now
+        output.register_hook(backward)
+
+    for number, part in enumerate(parts):
+        part.register_forward_hook(lambda m, a, output, number=number: watch(number, output) if m.training else None)
+    policy.train_step(letter_groups(policy.processor, 12), read, 0)
+    return parallel.stage(), most
+
+
+@pytest.mark.parametrize("layout", [LayoutConfig(pp=2), LayoutConfig(pp=2, vpp=2), LayoutConfig(pp=3, vpp=2)], ids=str)
+def test_a_stage_keeps_as_many_forests_as_planned(ranks: Ranks, deeper: Any, layout: LayoutConfig) -> None:
+    for stage, most in ranks.run(layout, counted, deeper("Qwen3", 12)):
+        assert most == in_flight(layout, stage), stage
+
+
+def two_steps(rank: int, layout: LayoutConfig, port: int, model: str, folder: Path, checkpoint: Path | None) -> Any:
     """A step, a checkpoint and a step; or, from a checkpoint, the second step alone."""
     begin(rank, layout, port)
-    policy = make_policy(OMNI, eps=1e-3, lr=5e-3, warmup_steps=0, token_budget=150)
+    policy = make_policy(model, eps=1e-3, lr=5e-3, warmup_steps=0, token_budget=150)
     if checkpoint is not None:
         policy.load(checkpoint)
     else:
@@ -74,13 +125,23 @@ READS: dict[str, dict[str, Any]] = {
 def test_a_checkpoint_goes_on_in_every_layout(ranks: Ranks, tmp_path: Path, written: str) -> None:
     """The second step is that of the run which went on in the first layout; in that layout to the last bit."""
     first = LayoutConfig(**WRITES[written])
-    ranks.run(first, two_steps, tmp_path, None)
-    wanted = read_weights(tmp_path / "weights")
-    divided = first.distributed_optimizer
-    for name, values in {**READS, written: WRITES[written]}.items():
-        layout = LayoutConfig(**values)
-        if layout.distributed_optimizer != divided and layout != first:
-            continue
-        ranks.run(layout, two_steps, tmp_path / name, tmp_path / "checkpoint")
-        difference, where = largest_relative_difference(read_weights(tmp_path / name / "weights"), wanted)
+    layouts = {name: LayoutConfig(**values) for name, values in {**READS, written: WRITES[written]}.items()}
+    same = {name: i for name, i in layouts.items() if i.distributed_optimizer == first.distributed_optimizer or i == first}
+    go_on(ranks, tmp_path, OMNI, first, same)
+
+
+@pytest.mark.parametrize("first", [LayoutConfig(), LayoutConfig(pp=2, vpp=2)], ids=str)
+def test_a_checkpoint_goes_on_with_and_without_interleaving(
+    ranks: Ranks, deeper: Any, tmp_path: Path, first: LayoutConfig
+) -> None:
+    layouts = {"one": LayoutConfig(), "pp": LayoutConfig(pp=2), "interleaved": LayoutConfig(pp=2, vpp=2)}
+    go_on(ranks, tmp_path, deeper("Qwen3-Omni thinker", 4), first, layouts)
+
+
+def go_on(ranks: Ranks, folder: Path, model: str, first: LayoutConfig, layouts: dict[str, LayoutConfig]) -> None:
+    ranks.run(first, two_steps, model, folder, None)
+    wanted = read_weights(folder / "weights")
+    for name, layout in layouts.items():
+        ranks.run(layout, two_steps, model, folder / name, folder / "checkpoint")
+        difference, where = largest_relative_difference(read_weights(folder / name / "weights"), wanted)
         assert difference <= (0 if layout == first else 10 * CLOSE), (name, where)

@@ -105,7 +105,7 @@ def before_and_after(folder: Path, name: str, tuning: Tuning) -> dict[str, Any]:
         copied=policy._reference.nbytes,
         trained=[n for n, p in policy._loaded.model.named_parameters() if p.requires_grad],
         optimized=sum(p.numel() for group in policy.trainer.optimizer.param_groups for p in group["params"]),
-        buffers=sum(b.grad_data.numel() for b in policy.trainer.ddp.buffers),
+        buffers=sum(b.grad_data.numel() for b in policy.trainer.wrapped[0].buffers),
     )
 
 

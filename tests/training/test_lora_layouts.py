@@ -19,6 +19,7 @@ from relax_sdk.layout import LayoutConfig
 from relax_sdk.tuning import TARGETS, LoraConfig, TowersConfig, Tuning
 
 OMNI, TEXT = "relax/tiny-omni", "relax/tiny-qwen3"
+DEEPER = "as tiny-omni, with four decoder layers"
 EVERYWHERE = Tuning(LoraConfig(rank=4, alpha=6.0, targets=TARGETS))
 BESIDE = Tuning(LoraConfig(rank=4, alpha=6.0), TowersConfig(visual="train"))
 DECODER = Tuning(LoraConfig(rank=4, alpha=6.0))
@@ -31,10 +32,16 @@ CELLS: dict[str, tuple[str, dict[str, Any], Tuning]] = {
     "omni tp, sp, ep": (OMNI, dict(tp=2, ep=2), BESIDE),
     "omni pp": (OMNI, dict(pp=2), BESIDE),
     "omni pp, the second stage trains nothing": (OMNI, dict(pp=2), TOWER),
+    "omni interleaved": (DEEPER, dict(pp=2, vpp=2), BESIDE),
     "omni cp": (OMNI, dict(cp=2), EVERYWHERE),
     "omni dp, ep, divided optimizer": (OMNI, dict(dp=2, ep=2, distributed_optimizer=True), EVERYWHERE),
 }
 STEPS = 2
+
+
+def cell(name: str, deeper: Any) -> tuple[str, dict[str, Any], Tuning]:
+    model, layout, tuning = CELLS[name]
+    return deeper("Qwen3-Omni thinker", 4) if model == DEEPER else model, layout, tuning
 
 
 def policy_of(model: str, tuning: Tuning, **settings: Any) -> Any:
@@ -100,8 +107,10 @@ def compare(folder: Path, reference: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_adapters_in_a_layout_are_those_of_one_process(ranks: Ranks, alone: Any, tmp_path: Path, name: str) -> None:
-    model, layout, tuning = CELLS[name]
+def test_adapters_in_a_layout_are_those_of_one_process(
+    ranks: Ranks, alone: Any, deeper: Any, tmp_path: Path, name: str
+) -> None:
+    model, layout, tuning = cell(name, deeper)
     wanted, reference = alone(model, tuning)
     for metrics in ranks.run(LayoutConfig(**layout), steps, model, tuning, tmp_path, None):
         for key in ("loss", "kl", "grad_norm", "entropy"):
@@ -109,9 +118,11 @@ def test_adapters_in_a_layout_are_those_of_one_process(ranks: Ranks, alone: Any,
     compare(tmp_path, reference)
 
 
-@pytest.mark.parametrize("name", ["omni tp, sp, ep", "omni pp"])
-def test_adapters_go_on_from_a_checkpoint_of_one_process(ranks: Ranks, alone: Any, tmp_path: Path, name: str) -> None:
-    model, layout, tuning = CELLS[name]
+@pytest.mark.parametrize("name", ["omni tp, sp, ep", "omni pp", "omni interleaved"])
+def test_adapters_go_on_from_a_checkpoint_of_one_process(
+    ranks: Ranks, alone: Any, deeper: Any, tmp_path: Path, name: str
+) -> None:
+    model, layout, tuning = cell(name, deeper)
     _, reference = alone(model, tuning)
     ranks.run(LayoutConfig(**layout), steps, model, tuning, tmp_path, reference)
     compare(tmp_path, reference)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from relax_server.models.catalog import resolve_model
 from relax_server.models.division import moe_layers
-from relax_server.training.memory_plan import fitting, layer_bytes, plan_layout
+from relax_server.training.memory_plan import again_bytes, fitting, plan_layout
 from relax_server.training.planned_model import Model
 from typer.testing import CliRunner
 
@@ -74,9 +74,8 @@ def test_what_is_computed_again_or_not_trained_is_planned(worker, name, recomput
     assert abs(plan.optimizer - real["optimizer"]) <= 0.01 * real["optimizer"]  # a step counter for each tensor
     planned = plan.activations
     if recompute:  # what is computed again of one layer comes on top of what is kept
-        plain = TrainingConfig(token_budget=real["tokens"])
         planned -= max(
-            layer_bytes(model, sparse, real["tokens"], layout, plain, False, tuning) for sparse in moe_layers(model.config)
+            again_bytes(model, sparse, real["tokens"], layout, training, False, tuning) for sparse in moe_layers(model.config)
         )
     assert abs(planned - real["activations"]) < 0.1 * real["activations"], (planned, real["activations"])
 
@@ -114,3 +113,11 @@ def test_layouts_share_the_weights_and_the_best_that_fits_comes_first():
     assert found[0].layout == LayoutConfig(dp=4, distributed_optimizer=True) and len(found) > 5
     tight = fitting(model, 4, found[0].largest, training, reference=True)
     assert tight and all(plan.largest <= found[0].largest for plan in tight) and found[0] not in tight
+
+
+def test_an_interleaved_pipeline_that_cannot_be_is_refused_with_the_numbers():
+    with pytest.raises(ConfigError, match=r"LayoutConfig.vpp = 2; allowed: 1 where pp is 1"):
+        LayoutConfig(vpp=2)
+    model = Model.of(hf_config("relax/tiny-qwen3"))
+    refused = plan_layout(model, LayoutConfig(pp=2, vpp=2), TrainingConfig(), reference=True, flex=True).refused
+    assert refused == ("layout.vpp = 2 with layout.pp = 2: the model has 3 decoder layers, which 4 parts cannot share evenly")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from rank_workers import Ranks, begin
 from relax_server.models.catalog import resolve_model
 from relax_server.models.families import TABLE
 from relax_server.models.families.page import LAYOUTS, refusal
-from relax_server.training.memory_plan import plan_layout
+from relax_server.training.memory_plan import in_flight, plan_layout
 from relax_server.training.planned_model import Model
 
 from relax_sdk import TrainingConfig
@@ -42,25 +45,32 @@ def held(rank: int, layout: LayoutConfig, port: int, name: str) -> dict[str, int
     out = held_bytes(policy) | {"stage": parallel.stage()}
     sample = conversation(policy.processor, [(["a question " * 50], "answer")])
     forests = pack(make_batch([sample], policy.processor, {}), 10_000) * layout.dp
-    (mine,) = policy._mine(forests)
-    model = policy._loaded.model
-    if not model.place.first:  # what the stage before it has computed, of which the numbers do not matter
-        hidden = torch.randn(model.micro_batch(mine).n_hidden, 1, model.config.hidden_size)
-        model.set_input_tensor(hidden.requires_grad_())
-    in_flight = layout.pp - parallel.stage()
-    return out | {"tokens": len(mine.ids) * layout.cp, "activations": in_flight * kept_for_backward(model, mine)}
+    mine = policy._mine(forests)[0]  # an interleaved pipeline is filled up with others
+    activations = 0
+    for (_, part), alive in zip(policy._loaded.model.named_parts(), in_flight(layout, parallel.stage()), strict=True):
+        if not part.place.first:  # what the part before it has computed, of which the numbers do not matter
+            hidden = torch.randn(part.micro_batch(mine).n_hidden, 1, part.config.hidden_size)
+            part.set_input_tensor(hidden.requires_grad_())
+        activations += alive * kept_for_backward(part, mine)
+    return out | {"tokens": len(mine.ids) * layout.cp, "activations": activations}
 
 
 @pytest.mark.parametrize(("family", "name", "divided"), CELLS)
 def test_the_plan_is_what_each_rank_holds(ranks: Ranks, family: str, name: str, divided: bool) -> None:
-    from dataclasses import replace
+    compare(ranks, replace(LAYOUTS[name], distributed_optimizer=divided), TABLE[family].tiny)
 
+
+@pytest.mark.parametrize("family", TABLE)
+def test_the_plan_of_an_interleaved_pipeline_is_what_each_rank_holds(ranks: Ranks, deeper: Any, family: str) -> None:
+    compare(ranks, LayoutConfig(pp=2, vpp=2), deeper(family, 4))
+
+
+def compare(ranks: Ranks, layout: LayoutConfig, name: str) -> None:
     from transformers import AutoConfig
 
-    layout, tiny = replace(LAYOUTS[name], distributed_optimizer=divided), TABLE[family].tiny
-    model = Model.of(AutoConfig.from_pretrained(resolve_model(tiny)))
+    model = Model.of(AutoConfig.from_pretrained(resolve_model(name)))
     wrong: dict[str, tuple[int, int]] = {}
-    measured = ranks.run(layout, held, tiny)
+    measured = ranks.run(layout, held, name)
     if layout.ep > 1:  # a plan counts on tokens that are spread evenly over the experts, which a random router does not do
         mean = sum(real["activations"] for real in measured) / len(measured)
         measured = [real | {"activations": mean} for real in measured]

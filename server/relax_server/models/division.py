@@ -66,3 +66,19 @@ def check_layout(c: Any, layout: LayoutConfig) -> None:
     if experts and tp > 1 and not layout.sp:
         raise ConfigError(f"layout.sp = False with layout.tp = {tp}: a mixture of experts needs sequence parallelism")
     stages(c.num_hidden_layers, layout.pp)
+    if layout.vpp > 1 and c.num_hidden_layers % (layout.pp * layout.vpp):
+        parts = layout.pp * layout.vpp
+        raise ConfigError(
+            f"layout.vpp = {layout.vpp} with layout.pp = {layout.pp}: the model has {c.num_hidden_layers} decoder layers, "
+            f"which {parts} parts cannot share evenly"
+        )
+
+
+def stage_parts(n_layers: int, layout: LayoutConfig, stage: int) -> list[range]:
+    """Decoder layers of each part of a pipeline stage, in the order in which a batch passes them; without `vpp` there is one.
+
+    Raises:
+        ConfigError: there are fewer layers than stages.
+    """
+    every = stages(n_layers, layout.pp * layout.vpp)
+    return every[stage :: layout.pp]

@@ -18,7 +18,8 @@ from relax_sdk.errors import ConfigError
 from relax_sdk.layout import LayoutConfig
 from relax_sdk.planning import MemoryPlan, PlannedLayout, PlannedRank, PlanRequest
 from relax_sdk.tuning import Tuning
-from relax_server.training.megatron.config import check_layout, head_dim, moe_layers, stages
+from relax_server.models.division import check_layout, moe_layers, stage_parts
+from relax_server.training.megatron.config import head_dim
 from relax_server.training.planned_model import Model
 
 LOGITS_AT_ONCE = 2**25
@@ -112,10 +113,9 @@ def plan_layout(
     tuning = tuning or Tuning()
     try:
         check_layout(model.config, layout)
-        parts = stages(model.config.num_hidden_layers, layout.pp)
     except ConfigError as error:
         return LayoutPlan(layout, (), str(error))
-    ranks = (_rank(model, layout, training, tuning, reference, flex, stage, parts) for stage in range(layout.pp))
+    ranks = (_rank(model, layout, training, tuning, reference, flex, stage) for stage in range(layout.pp))
     return LayoutPlan(layout, tuple(ranks))
 
 
@@ -127,14 +127,15 @@ def _rank(
     reference: bool,
     flex: bool,
     stage: int,
-    parts: list[range],
 ) -> PlannedRank:
     """A rank of one pipeline stage."""
     half = training.dtype == "bfloat16"
     e, last = 2 if half else 4, stage == layout.pp - 1
     first = stage == 0
-    own = sum((model.layer(i, layout) for i in parts[stage]), model.ends(first, last, layout))
-    adapters = model.adapters(parts[stage], first, layout, tuning)
+    parts = stage_parts(model.config.num_hidden_layers, layout, stage)
+    layers = [i for part in parts for i in part]
+    own = sum((model.layer(i, layout) for i in layers), model.ends(first, last, layout))
+    adapters = model.adapters(layers, first, layout, tuning)
     frozen = own if tuning.has_lora else model.towers(lambda tower: first and not tuning.trains_whole(tower))
     whole = model.towers(lambda tower: first and tuning.has_lora and tuning.trains_whole(tower))
     trained = own - frozen + whole + adapters
@@ -142,13 +143,14 @@ def _rank(
     copies = (layout.dp * layout.cp, max(1, layout.tp * layout.cp * layout.dp // (layout.ep * layout.etp)))
     divided = copies if layout.distributed_optimizer else (1, 1)
     tokens, sparse, c = training.token_budget, moe_layers(model.config), model.config
-    kept = sum(layer_bytes(model, sparse[i], tokens, layout, training, flex, tuning) for i in parts[stage])
-    if training.recompute:  # one layer at a time is computed again
-        plain = dataclasses.replace(training, recompute=False)
-        kept += max(layer_bytes(model, sparse[i], tokens, layout, plain, flex, tuning) for i in parts[stage])
+    kept = sum(
+        forests * sum(layer_bytes(model, sparse[i], tokens, layout, training, flex, tuning) for i in part)
+        for part, forests in zip(parts, in_flight(layout, stage), strict=True)
+    )
+    if training.recompute:  # the layers of one forest are computed again one after the other
+        kept += max(again_bytes(model, sparse[i], tokens, layout, training, flex, tuning) for i in layers)
     if training.recompute is not True:
         kept += end_bytes(model, tokens, layout, tuning) if last else 0
-    in_flight = min(layout.pp - stage, layout.pp)
     at_once = min(tokens * c.vocab_size // layout.tp, LOGITS_AT_ONCE)
     blocks = (-(-tokens // 128)) ** 2
     return PlannedRank(
@@ -157,11 +159,34 @@ def _rank(
         gradients=trained.all * 4,
         optimizer=trained.dense * states // divided[0] + trained.expert * states // divided[1],
         reference=trained.all * e if reference else 0,
-        activations=kept * in_flight,
+        activations=kept,
         logits=at_once * 4 * LOGIT_COPIES if last else 0,
         attention_plan=16 * blocks if flex else 24 * tokens,
         offloaded=training.offload == "optimizer",
     )
+
+
+def in_flight(layout: LayoutConfig, stage: int) -> list[int]:
+    """Forests that each part of a pipeline stage keeps activations of at most at once, of those that have many to compute.
+
+    Before its first backward pass a stage makes `pp - stage` forward passes, and an interleaved one
+    `2 (pp - stage - 1) + (vpp - 1) pp + 1` of its parts, `pp` forests with each part in turn (arXiv 2104.04473, section 2.2).
+    """
+    if layout.vpp == 1:
+        return [layout.pp - stage]
+    passes = 2 * (layout.pp - stage - 1) + (layout.vpp - 1) * layout.pp + 1
+    of = [number // layout.pp % layout.vpp for number in range(passes)]
+    return [of.count(part) for part in range(layout.vpp)]
+
+
+def again_bytes(
+    model: Model, sparse: bool, tokens: int, layout: LayoutConfig, training: TrainingConfig, flex: bool, tuning: Tuning
+) -> int:
+    """Bytes of what is computed again of a decoder layer, for its backward pass; `tokens` as for `layer_bytes`."""
+    plain = dataclasses.replace(training, recompute=False)
+    if training.recompute is True:
+        return layer_bytes(model, sparse, tokens, layout, plain, flex, tuning)
+    return core_bytes(model, tokens // layout.cp, layout, 2 if training.dtype == "bfloat16" else 4, flex)
 
 
 def end_bytes(model: Model, tokens: int, layout: LayoutConfig, tuning: Tuning) -> int:

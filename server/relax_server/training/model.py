@@ -222,14 +222,16 @@ class LogprobModel:
         """The forests that this rank computes, as it computes them: padded, and cut to its tokens.
 
         Ranks of the same data-parallel number have the same forests. There is at least one; where experts are divided, every
-        rank has as many as the others. Those that are added teach nothing.
+        rank has as many as the others, and an interleaved pipeline takes a multiple of its stages. Those that are added teach
+        nothing.
         """
         layout, (number, ranks) = parallel.layout(), parallel.data_parallel()
         width = self._loaded.model.config.hidden_size
         dealt = deal([cost(forest, width) for forest in forests], ranks)
         mine = [forests[i] for i in dealt[number]]
-        wanted = max(map(len, dealt)) if layout.ep > 1 else 1
-        mine += [nothing()] * (max(wanted, 1) - len(mine))
+        wanted = max(1, *map(len, dealt)) if layout.ep > 1 else max(1, len(mine))
+        wanted += -wanted % layout.pp if layout.vpp > 1 else 0
+        mine += [nothing()] * (wanted - len(mine))
         rank, size = parallel.context_parallel()
         multiple = (layout.tp if layout.sequence_parallel else 1) * (size * STRIPE if size > 1 else 1)
         whole = [padded(forest, multiple) for forest in mine]

@@ -21,6 +21,7 @@ from relax_server.training.megatron.config import head_dim, text_config, transfo
 from relax_server.training.megatron.experts import RankExperts, way
 from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.hf_weights import HfWeights, WithUntrained, check_weights
+from relax_server.training.megatron.interleaved import InterleavedModel, RankModel
 from relax_server.training.megatron.link import Link
 from relax_server.training.megatron.omni import OmniModel
 
@@ -29,7 +30,7 @@ from relax_server.training.megatron.omni import OmniModel
 class Loaded:
     """This rank's part of a model, and the names that the model's folder uses."""
 
-    model: ForestModel
+    model: RankModel
     hf_config: Any
     links: list[Link]
     whole: Mapping[str, Tensor]
@@ -54,20 +55,23 @@ def build_model(
     recompute: Recompute,
     attention: Attention = "auto",
     experts: Experts = "auto",
-) -> ForestModel:
+) -> RankModel:
     """Build this rank's part of a model, with random weights.
 
     Raises:
         ConfigError: the model cannot be trained, or not in this layout.
     """
-    config = transformer_config(hf_config, dtype=dtype, recompute=recompute, layout=parallel.layout())
+    layout = parallel.layout()
+    config = transformer_config(hf_config, dtype=dtype, recompute=recompute, layout=layout)
     kind = ForestModel if family_of(hf_config.model_type).media is None else OmniModel
-    model = kind(config, hf_config, device).to(device)
+    parts = [kind(config, hf_config, device, number).to(device) for number in range(layout.vpp)]
+    model = InterleavedModel(parts) if len(parts) > 1 else parts[0]
     if config.context_parallel_size > 1:  # a rank has some of the queries, which blocks alone can do
         if attention == "flex":
             raise ConfigError("training.attention = 'flex' cannot be had with layout.cp above 1; set it to 'auto' or 'blocks'")
     else:
-        model.flex = flex.way(attention, device, head_dim(text_config(hf_config))) == "flex"
+        for part in parts:
+            part.flex = flex.way(attention, device, head_dim(text_config(hf_config))) == "flex"
     if config.num_moe_experts:
         widths = (config.hidden_size, config.moe_ffn_hidden_size // config.expert_tensor_parallel_size)
         grouped = way(experts, device, dtype, widths) == "grouped"
@@ -112,8 +116,7 @@ def load_model(
     with parallel.together():
         model = build_model(hf_config, dtype=dtype, device=device, recompute=recompute, attention=attention, experts=experts)
         weights = FolderWeights(path)
-        names = [name for name, _ in model.named_parameters()]
-        links = hf.model_links(hf_config, hf.TensorNames.of(weights.shapes, str(path), model.family), names, model.place)
+        links = _links(model, hf_config, hf.TensorNames.of(weights.shapes, str(path), model.family))
     whole = whole_model(model, links)
     with parallel.together():
         load_weights(model, links, weights, whole)
@@ -125,7 +128,16 @@ def load_model(
     return Loaded(model, hf_config, links, whole, weights)
 
 
-def whole_model(model: ForestModel, links: list[Link]) -> dict[str, Tensor]:
+def _links(model: RankModel, hf_config: Any, named: hf.TensorNames) -> list[Link]:
+    """Every parameter that a rank has."""
+    links: list[Link] = []
+    for prefix, part in model.named_parts():
+        parameters = [name for name, _ in part.named_parameters()]
+        links += hf.model_links(hf_config, named, parameters, part.place, prefix)
+    return links
+
+
+def whole_model(model: RankModel, links: list[Link]) -> dict[str, Tensor]:
     """All tensors of a model, of all ranks, by their Hugging Face names, on the meta device; every rank calls it."""
     parameters, place = dict(model.named_parameters()), model.place
     own = {name: tensor for link in links for name, tensor in link.whole(parameters, place).items()}
@@ -133,7 +145,7 @@ def whole_model(model: ForestModel, links: list[Link]) -> dict[str, Tensor]:
     return {name: torch.empty(shape, dtype=dtype, device="meta") for part in shapes for name, (shape, dtype) in part.items()}
 
 
-def load_weights(model: ForestModel, links: list[Link], weights: FolderWeights, whole: Mapping[str, Tensor]) -> None:
+def load_weights(model: RankModel, links: list[Link], weights: FolderWeights, whole: Mapping[str, Tensor]) -> None:
     """Copy the weights of a folder into a model, those of one link at a time; a rank reads its part alone.
 
     Args:

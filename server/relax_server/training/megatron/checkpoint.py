@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from relax_sdk.errors import CheckpointError
 from relax_server.machine_limits import refusal
 from relax_server.training.megatron import optimizer_state, parallel
-from relax_server.training.megatron.forest_model import ForestModel
+from relax_server.training.megatron.interleaved import RankModel
 from relax_server.training.megatron.saving import HEADER, Saving, cause_of, fingerprint
 from relax_server.training.megatron.trainer import MegatronTrainer
 
@@ -55,13 +55,18 @@ def _state(trainer: MegatronTrainer, *, loading: bool) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer_state.sharded_state(trainer.optimizer, model, loading=loading)}
 
 
-def _weights(model: ForestModel) -> dict[str, Any]:
+def _weights(model: RankModel) -> dict[str, Any]:
     """What a checkpoint holds of a model: all of it but the weights that are not trained, which its folder has."""
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    return {name: shard for name, shard in model.sharded_state_dict().items() if name not in frozen}
+    return {
+        prefix + name: shard
+        for prefix, part in model.named_parts()
+        for name, shard in part.sharded_state_dict().items()
+        if prefix + name not in frozen
+    }
 
 
-def _take_weights(model: ForestModel, state: dict[str, Any]) -> None:
+def _take_weights(model: RankModel, state: dict[str, Any]) -> None:
     """The inverse of `_weights`.
 
     Raises:
@@ -181,7 +186,7 @@ def load(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any]) ->
     return header["step"], header["meta"]
 
 
-def load_model(folder: Path, model: ForestModel, *, identity: dict[str, Any]) -> int:
+def load_model(folder: Path, model: RankModel, *, identity: dict[str, Any]) -> int:
     """Read the weights alone of what `begin` wrote; no optimizer is needed. Every rank calls it.
 
     Args:

@@ -54,6 +54,8 @@ def _layout_settings(c: Any, layout: LayoutConfig) -> dict[str, Any]:
         own = stages(c.num_hidden_layers, layout.pp)
         if len(own[0]) != len(own[-1]) or c.num_hidden_layers % layout.pp:
             settings |= dict(num_layers_in_first_pipeline_stage=len(own[0]), num_layers_in_last_pipeline_stage=len(own[-1]))
+    if layout.vpp > 1:  # without the overlap two stages mix up what they send each other in both directions, in silence
+        settings |= dict(virtual_pipeline_model_parallel_size=layout.vpp, overlap_p2p_comm=True, batch_p2p_comm=False)
     return settings
 
 

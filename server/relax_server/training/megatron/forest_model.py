@@ -15,10 +15,10 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
+from relax_server.models.division import moe_layers, stage_parts
 from relax_server.models.families import Family, family_of
 from relax_server.training.forest import Forest
 from relax_server.training.megatron import parallel
-from relax_server.training.megatron.config import moe_layers, stages
 from relax_server.training.megatron.deepstack import leave_gradients
 from relax_server.training.megatron.layer import block_spec
 from relax_server.training.megatron.micro_batch import MicroBatch
@@ -40,19 +40,22 @@ class ForestGPT(GPTModel):
 
 class ForestModel(MegatronModule):
     """A rank's part of a language model of any family: layers of its stage, and its share of heads, channels and experts.
-    `OmniModel` adds towers.
+    `OmniModel` adds towers. Of an interleaved pipeline a rank has several, see `InterleavedModel`.
 
     Args:
         config: Megatron's, see `config.transformer_config`.
         hf_config: the Hugging Face configuration it was made from.
         device: where parameters and buffers live.
+        part: number of this part of the rank's stage.
     """
 
-    def __init__(self, config: Any, hf_config: Any, device: torch.device) -> None:
+    def __init__(self, config: Any, hf_config: Any, device: torch.device, part: int = 0) -> None:
         super().__init__(config)
         self.family: Family = family_of(hf_config.model_type)
         c, media = self.family.text(hf_config), self.family.media
-        self.pre_process, self.post_process = parallel.is_first_stage(), parallel.is_last_stage()
+        parts = stage_parts(c.num_hidden_layers, parallel.layout(), parallel.stage())
+        self.pre_process = parallel.is_first_stage() and part == 0
+        self.post_process = parallel.is_last_stage() and part == len(parts) - 1
         self.share_embeddings_and_output_weights = bool(hf_config.tie_word_embeddings)
         self.moe_layers = moe_layers(c)
         """Whether each decoder layer of the whole model is a mixture of experts."""
@@ -63,8 +66,8 @@ class ForestModel(MegatronModule):
         """Frames of a full chunk of the audio tower, if there is one."""
         self.n_deep = 0
         """Decoder layers, from the first, that get DeepStack features."""
-        own = stages(c.num_hidden_layers, config.pipeline_model_parallel_size)[parallel.stage()]
-        self.place = Place.here(own, config.num_moe_experts or 0)
+        own = parts[part]
+        self.place = Place.here(own, config.num_moe_experts or 0, first=self.pre_process, last=self.post_process)
         self.gpt = ForestGPT(
             config,
             block_spec([self.moe_layers[i] for i in own], config.num_moe_experts, self.family.qk_norm),  # type: ignore[arg-type]
@@ -75,6 +78,7 @@ class ForestModel(MegatronModule):
             position_embedding_type="mrope",
             scatter_embedding_sequence_parallel=False,  # media take their places first
             share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
+            vp_stage=part if len(parts) > 1 else None,
         )
         sections = None if media is None else c.rope_parameters["mrope_section"]
         interleaved = media is None or media.mrope == "interleaved"
@@ -82,6 +86,10 @@ class ForestModel(MegatronModule):
         self.gpt.rotary_pos_emb = rotary
         self.model_type = self.gpt.model_type
         self._input: Tensor | None = None
+
+    def named_parts(self) -> list[tuple[str, ForestModel]]:
+        """All parts that this rank has, and what the names of their parameters begin with in the rank's model."""
+        return [("", self)]
 
     def set_input_tensor(self, tensor: Any) -> None:
         """Called by Megatron's schedules with what the stage before returned; None on the first stage."""
@@ -118,7 +126,7 @@ class ForestModel(MegatronModule):
 
         Returns:
             On the last stage, the states [r, width] of the wanted rows; `predictions` makes what is predicted of them. Before
-            it, what the next stage takes: hidden states [t, 1, hidden], of this rank's tokens, and after them the features of
+            it, what the next part takes: hidden states [t, 1, hidden], of this rank's tokens, and after them the features of
             each later layer.
         """
         place = self.place
@@ -132,7 +140,7 @@ class ForestModel(MegatronModule):
         else:
             assert self._input is not None
             hidden, rest = self._input[: micro.n_hidden], self._input[micro.n_hidden :]
-            deep = [*rest.chunk(self.n_deep - place.layers.start)] if len(rest) else []
+            deep = [*rest.chunk(self.n_deep - place.layers[0])] if len(rest) else []
         if place.first and self.config.recompute_granularity == "full" and torch.is_grad_enabled() and not hidden.requires_grad:
             hidden = hidden.detach().requires_grad_()  # a recomputed layer has no gradient where no input of it has one
         now, later = deep[: len(place.layers)], deep[len(place.layers) :]

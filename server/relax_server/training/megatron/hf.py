@@ -218,7 +218,9 @@ def whole_place(hf_config: Any) -> Place:
     return Place.whole(c.num_hidden_layers, getattr(c, "num_experts", None) or 0)
 
 
-def model_links(hf_config: Any, named: TensorNames, parameters: Sequence[str], place: Place | None = None) -> list[Link]:
+def model_links(
+    hf_config: Any, named: TensorNames, parameters: Sequence[str], place: Place | None = None, prefix: str = ""
+) -> list[Link]:
     """Every parameter of a rank's part of a text or omni model.
 
     Args:
@@ -226,16 +228,17 @@ def model_links(hf_config: Any, named: TensorNames, parameters: Sequence[str], p
         named: names on the Hugging Face side.
         parameters: names on the Megatron side: `gpt.…`, and `visual.…` and `audio_tower.…` of an omni model.
         place: the part; None: the whole model.
+        prefix: what the names of these parameters begin with in the rank's model.
 
     Raises:
         ConfigError: a tower has no weights on the Hugging Face side.
     """
-    links = text_links(hf_config, named, "gpt.", place if place is not None else whole_place(hf_config))
+    links = text_links(hf_config, named, f"{prefix}gpt.", place if place is not None else whole_place(hf_config))
     for name in parameters:
         tower = re.match(r"(visual|audio_tower)\.", name)
         if tower is None:
             continue
         if tower[1] not in named.towers:
             raise ConfigError(f"{hf_config.model_type}: the weights have no {tower[1]}")
-        links.append(_one(name, named.towers[tower[1]] + name[tower.end() :]))
+        links.append(_one(prefix + name, named.towers[tower[1]] + name[tower.end() :]))
     return links

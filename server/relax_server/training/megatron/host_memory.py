@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ LEAST = 1024
 """Bytes of a storage that is worth moving; smaller ones, such as counts of steps, stay."""
 
 
-def gradients(ddp: Any) -> list[Tensor]:
-    """The buffers of all gradients of a Megatron model."""
-    return [buffer.grad_data for buffer in (*ddp.buffers, *ddp.expert_parallel_buffers)]
+def gradients(wrapped: Sequence[Any]) -> list[Tensor]:
+    """The buffers of all gradients of the parts of a Megatron model, each in its data-parallel wrapper."""
+    return [buffer.grad_data for part in wrapped for buffer in (*part.buffers, *part.expert_parallel_buffers)]
 
 
 def optimizer_tensors(optimizer: Any) -> list[Tensor]:

@@ -15,7 +15,7 @@ from relax_sdk.tuning import TARGETS, TOWERS, LoraConfig, Tuning
 from relax_server.training.megatron import parallel
 from relax_server.training.megatron.adapted_weights import AdaptedWeight
 from relax_server.training.megatron.adapter import ADAPTED, Adapter, Division, adapted_layers, is_adapter
-from relax_server.training.megatron.forest_model import ForestModel
+from relax_server.training.megatron.interleaved import RankModel
 
 PLACES = {
     "attention": (".self_attention.linear_qkv", ".self_attention.linear_proj"),
@@ -34,11 +34,11 @@ def target_of(layer: str) -> str | None:
     return next((part for part, ends in PLACES.items() if layer.endswith(ends)), None)
 
 
-def prepare(model: torch.nn.Module, adapted: Mapping[str, AdaptedWeight], tuning: Tuning, seed: int) -> set[str]:
+def prepare(model: RankModel, adapted: Mapping[str, AdaptedWeight], tuning: Tuning, seed: int) -> set[str]:
     """Put the adapters on a rank's part of a model that has its weights, and say of each parameter whether it is trained.
 
     Args:
-        model: a `ForestModel`.
+        model: all that the rank has.
         adapted: by the name of a layer's weight, see `adapted_weights`.
         tuning: what is trained.
         seed: of the adapters.
@@ -47,22 +47,25 @@ def prepare(model: torch.nn.Module, adapted: Mapping[str, AdaptedWeight], tuning
         The parts of `TARGETS` that have adapters now; those of all ranks are for `check_found`.
     """
     found: set[str] = set()
-    if tuning.has_lora:
-        found = {part for name, layer in [*model.named_modules()] if (part := _adapt(name, layer, adapted, tuning, seed))}
-    for name, parameter in model.named_parameters():
-        tower = name.partition(".")[0]
-        whole = tuning.trains_whole(tower) if tower in TOWERS else not tuning.has_lora
-        parameter.requires_grad_(whole or is_adapter(name))
+    for prefix, part in model.named_parts():
+        if tuning.has_lora:
+            for name, layer in [*part.named_modules()]:
+                target = _adapt(prefix, name, layer, adapted, tuning, seed)
+                found |= {target} if target is not None else set()
+        for name, parameter in part.named_parameters():
+            tower = name.partition(".")[0]
+            whole = tuning.trains_whole(tower) if tower in TOWERS else not tuning.has_lora
+            parameter.requires_grad_(whole or is_adapter(name))
     return found
 
 
-def _adapt(name: str, layer: Any, adapted: Mapping[str, AdaptedWeight], tuning: Tuning, seed: int) -> str | None:
+def _adapt(prefix: str, name: str, layer: Any, adapted: Mapping[str, AdaptedWeight], tuning: Tuning, seed: int) -> str | None:
     """Put an adapter on a layer if it is to have one; returns the part of `TARGETS` that it belongs to then."""
     part, made = target_of(name), ADAPTED.get(type(layer))
     if part is None or made is None or not tuning.adapts(part):
         return None
     layer.__class__ = made
-    layer.adapter = Adapter(layer.weight, adapted[f"{name}.weight"], tuning.lora, seed, layer.cut, Division.of(layer))
+    layer.adapter = Adapter(layer.weight, adapted[f"{prefix}{name}.weight"], tuning.lora, seed, layer.cut, Division.of(layer))
     if getattr(layer, "sequence_parallel", False) and not layer.explicit_expert_comm:
         layer.adapter.of_sequence_parallel(layer.cut)
     return part
@@ -105,7 +108,7 @@ Pairs = dict[str, tuple[Tensor, Tensor]]
 """A [rank, inputs] and B [outputs, rank] by the name of the Hugging Face layer."""
 
 
-def whole_pairs(model: ForestModel) -> Pairs:
+def whole_pairs(model: RankModel) -> Pairs:
     """The adapters of a model on rank 0, joined from the parts of all ranks; nothing on the others. Every rank calls it."""
     parts = parallel.to_lead(_own_parts(model))
     of: dict[tuple[str, int], dict[int, Tensor]] = {}
@@ -135,7 +138,7 @@ class _Part:
     tensor: Tensor
 
 
-def _own_parts(model: ForestModel) -> list[_Part]:
+def _own_parts(model: RankModel) -> list[_Part]:
     """What this rank alone has to tell of its adapters, on the CPU: of ranks that hold the same, one tells it."""
     place, parts = model.place, []
     for name, layer in adapted_layers(model).items():

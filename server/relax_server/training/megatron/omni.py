@@ -23,13 +23,14 @@ class OmniModel(ForestModel):
         config: Megatron's.
         hf_config: of a family that takes media.
         device: where parameters and buffers live.
+        part: number of this part of the rank's stage.
     """
 
     visual: Any
     audio_tower: Any
 
-    def __init__(self, config: Any, hf_config: Any, device: torch.device) -> None:
-        super().__init__(config, hf_config, device)
+    def __init__(self, config: Any, hf_config: Any, device: torch.device, part: int = 0) -> None:
+        super().__init__(config, hf_config, device, part)
         rule = self.family.media
         assert rule is not None
         self.n_deep = len(getattr(hf_config.vision_config, "deepstack_visual_indexes", None) or ())

@@ -73,6 +73,7 @@ def initialize(
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=_layout.tp,
             pipeline_model_parallel_size=_layout.pp,
+            virtual_pipeline_model_parallel_size=_layout.vpp if _layout.vpp > 1 else None,
             context_parallel_size=_layout.cp,
             expert_model_parallel_size=_layout.ep,
             expert_tensor_parallel_size=_layout.etp,

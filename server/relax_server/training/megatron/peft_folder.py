@@ -45,7 +45,7 @@ def peft_writer(loaded: Loaded, settings: LoraConfig, source: Path) -> Callable[
     def write(folder: Path) -> None:
         whole = trained_whole(loaded)
         layers = [name.removesuffix(".weight") for name in loaded.whole]
-        has_towers = hasattr(loaded.model, "visual")
+        has_towers = loaded.model.family.media is not None
         config = peft_config(settings, [*pairs], layers, str(source), has_towers)
         config["modules_to_save"] = [tower for tower in TOWERS if any(name.startswith(f"{tower}.") for name in whole)] or None
         write_peft(folder / PEFT_FOLDER, pairs, whole, config, has_towers)

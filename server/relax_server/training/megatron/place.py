@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -20,10 +21,10 @@ class Group(Enum):
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's part: its pipeline stage, and its shares in the groups that divide tensors."""
+    """What a rank holds: its pipeline stage, or one part of it, and its shares in the groups that divide tensors."""
 
-    layers: range
-    """Decoder layers of the stage, numbered in the whole model."""
+    layers: Sequence[int]
+    """Decoder layers of it, numbered in the whole model."""
     experts: range = range(0)
     """Experts of each mixture, numbered in the whole model."""
     first: bool = True
@@ -44,12 +45,14 @@ class Place:
         return cls(range(n_layers), range(n_experts))
 
     @classmethod
-    def here(cls, layers: range, n_experts: int) -> Place:
-        """The part of this process, by Megatron's parallel state.
+    def here(cls, layers: range, n_experts: int, *, first: bool, last: bool) -> Place:
+        """What this process holds, by Megatron's parallel state.
 
         Args:
-            layers: of the stage.
+            layers: of the stage, or of a part of it.
             n_experts: of a mixture of the whole model; 0: there is none.
+            first: has the embedding and the towers.
+            last: has the last norm and the output layer.
         """
         from megatron.core import parallel_state
 
@@ -59,8 +62,8 @@ class Place:
         return cls(
             layers,
             range(own * expert[0], own * (expert[0] + 1)),
-            state.is_pipeline_first_stage(),
-            state.is_pipeline_last_stage(),
+            first,
+            last,
             (state.get_tensor_model_parallel_rank(), state.get_tensor_model_parallel_world_size()),
             (state.get_expert_tensor_parallel_rank(), state.get_expert_tensor_parallel_world_size()),
             expert,

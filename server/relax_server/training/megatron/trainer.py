@@ -19,6 +19,7 @@ from relax_sdk.tuning import TowersConfig
 from relax_server.training.megatron import parallel
 from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.host_memory import HostMemory, gradients, optimizer_tensors
+from relax_server.training.megatron.interleaved import RankModel
 from relax_server.training.megatron.micro_batch import MicroBatch
 from relax_server.training.megatron.tower_rates import own_groups, rate_of
 from relax_server.training.scoring import Predictions
@@ -38,7 +39,7 @@ class MegatronTrainer:
 
     def __init__(
         self,
-        model: ForestModel,
+        model: RankModel,
         optimizer: OptimizerConfig,
         dtype: torch.dtype,
         towers: TowersConfig | None = None,
@@ -49,8 +50,10 @@ class MegatronTrainer:
         bf16 = dtype == torch.bfloat16
         self._divided = parallel.layout().distributed_optimizer
         ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=bf16, use_distributed_optimizer=self._divided)
-        self.ddp = DistributedDataParallel(model.config, ddp, model)
-        self.ddp.broadcast_params()
+        self.wrapped: list[Any] = [DistributedDataParallel(model.config, ddp, part) for _, part in model.named_parts()]
+        """The parts of the model, each with the buffers of its gradients."""
+        for part in self.wrapped:
+            part.broadcast_params()
         self.offload, self._host = offload, HostMemory()
         """Whether the optimizer's state is in the machine's memory but for the update itself."""
         self.optimizer: Any = self._make_optimizer()
@@ -73,7 +76,7 @@ class MegatronTrainer:
             params_dtype=self._dtype,
             use_distributed_optimizer=self._divided,
         )
-        made: Any = get_megatron_optimizer(settings, [self.ddp], own_groups(settings, self._towers))
+        made: Any = get_megatron_optimizer(settings, self.wrapped, own_groups(settings, self._towers))
         for group in made.param_groups:
             group["fused"] = True
         return made
@@ -100,38 +103,38 @@ class MegatronTrainer:
 
     def held(self) -> list[Tensor]:
         """All tensors that are kept from step to step: weights, gradients and the optimizer's."""
-        return [*self.model.parameters(), *self.model.buffers(), *gradients(self.ddp), *optimizer_tensors(self.optimizer)]
+        return [*self.model.parameters(), *self.model.buffers(), *gradients(self.wrapped), *optimizer_tensors(self.optimizer)]
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[Any]:
         """Compute the gradients of one update: forward and backward over every forest, then the mean over all ranks' tokens.
 
         Args:
-            micro_batches: at least one; every pipeline stage is given the same forests. Where experts are divided, all ranks
-                have the same number.
+            micro_batches: at least one, a multiple of the stages of an interleaved pipeline; every stage is given the same
+                forests. Where experts are divided, all ranks have the same number.
             loss: of one of them.
 
         Returns:
             What `loss` returned beside its sums, per forest; nothing but on the last pipeline stage.
         """
-        self.ddp.zero_grad_buffer()
+        for part in self.wrapped:
+            part.zero_grad_buffer()
         self.optimizer.zero_grad()
         _set_mode(self.model, training=True)
-        numbers = iter(range(len(micro_batches)))
 
-        def forward_step(data: Iterator[int], ddp: torch.nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
+        def forward_step(data: Iterator[int], part: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
             number = next(data)
-            hidden = ddp(micro_batches[number])
+            hidden = part(micro_batches[number])
 
             def loss_function(output: Tensor) -> tuple[Tensor, Tensor, Any]:
-                total, count, rest = loss(self.model.predictions(output), number)
+                total, count, rest = loss(part.module.predictions(output), number)
                 return total, torch.tensor(count, dtype=torch.int, device=total.device), rest
 
             return hidden, loss_function
 
         return self._schedule(
             forward_step_func=forward_step,
-            data_iterator=numbers,
-            model=self.ddp,
+            data_iterator=[iter(range(len(micro_batches))) for _ in self.wrapped],
+            model=self.wrapped,
             num_microbatches=len(micro_batches),
             seq_length=len(micro_batches[0].ids),  # of no effect: each micro-batch has its own length
             micro_batch_size=1,
@@ -145,7 +148,7 @@ class MegatronTrainer:
             TrainingError: they are not finite, on any rank. All ranks raise it.
         """
         with parallel.together():
-            if not all(torch.isfinite(buffer.norm()) for buffer in gradients(self.ddp)):
+            if not all(torch.isfinite(buffer.norm()) for buffer in gradients(self.wrapped)):
                 raise TrainingError("the gradient is not finite; the weights were not updated")
 
     def step(self, lr: float) -> float:
@@ -166,7 +169,7 @@ class MegatronTrainer:
 
 
 @torch.no_grad()
-def forward(model: ForestModel, micro_batches: Sequence[MicroBatch], take: Callable[[Predictions, int], None]) -> None:
+def forward(model: RankModel, micro_batches: Sequence[MicroBatch], take: Callable[[Predictions, int], None]) -> None:
     """Compute what is predicted at the rows of some forests, without gradient.
 
     Args:
@@ -175,24 +178,24 @@ def forward(model: ForestModel, micro_batches: Sequence[MicroBatch], take: Calla
         take: gets the predictions and the micro-batch's number; it is called on the last pipeline stage only.
     """
     _set_mode(model, training=False)
+    parts: list[Any] = [part for _, part in model.named_parts()]
     if model.config.pipeline_model_parallel_size == 1:
         for number, micro in enumerate(micro_batches):
-            take(model.predictions(model(micro)), number)
+            take(parts[0].predictions(parts[0](micro)), number)
         return
-    numbers = iter(range(len(micro_batches)))
 
-    def forward_step(data: Iterator[int], stage: Any) -> tuple[Tensor, Callable[..., Any]]:
+    def forward_step(data: Iterator[int], part: ForestModel) -> tuple[Tensor, Callable[..., Any]]:
         number = next(data)
 
         def collect(output: Tensor, non_loss_data: bool = True) -> None:
-            take(model.predictions(output), number)
+            take(part.predictions(output), number)
 
-        return stage(micro_batches[number]), collect
+        return part(micro_batches[number]), collect
 
     get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=numbers,
-        model=model,
+        data_iterator=[iter(range(len(micro_batches))) for _ in parts],
+        model=parts,
         num_microbatches=len(micro_batches),
         seq_length=len(micro_batches[0].ids),
         micro_batch_size=1,
@@ -201,6 +204,6 @@ def forward(model: ForestModel, micro_batches: Sequence[MicroBatch], take: Calla
     )
 
 
-def _set_mode(model: ForestModel, training: bool) -> None:
+def _set_mode(model: RankModel, training: bool) -> None:
     if model.training != training:  # walks all modules
         model.train(training)
