@@ -35,9 +35,12 @@ class RankGroup:
             placement.role(rank_name(role, rank), folder, partial(self._hear, rank), threads) for rank in range(ranks)
         ]
         self._heard = [0.0] * ranks
+        self._before = [0] * ranks
+        """Generations of the processes that this start has replaced, or will: what they still say is of the start before."""
         self._over = True
         """The end of a process is no news: all are told to end, or one has ended."""
-        self._last_to_end = 0
+        self._first_to_end: int | None = None
+        """The rank that ended first, since the last start."""
 
     @property
     def pid(self) -> int | None:
@@ -63,7 +66,8 @@ class RankGroup:
         """Start all of them, each with its number; what is left of an earlier start is killed."""
         self.kill()
         self.generation += 1
-        self._over = False
+        self._before = [member.generation for member in self._members]
+        self._over, self._first_to_end = False, None
         now = time.monotonic()
         for rank, member in enumerate(self._members):
             self._heard[rank] = now
@@ -71,6 +75,8 @@ class RankGroup:
             await member.start(dataclasses.replace(first, rank=rank, meeting=meeting))
 
     def _hear(self, rank: int, message: Any) -> None:
+        if self._members[rank].generation <= self._before[rank]:
+            return
         self._heard[rank] = time.monotonic()
         if isinstance(message, Died):
             self._ended(rank, message)
@@ -81,9 +87,9 @@ class RankGroup:
             self._on_message(message)
 
     def _ended(self, rank: int, message: Died) -> None:
-        if self._over and rank:
+        if self._first_to_end is not None or (self._over and rank):
             return
-        over, self._over, self._last_to_end = self._over, True, rank
+        over, self._over, self._first_to_end = self._over, True, rank
         if not over:
             self.kill()
         self._on_message(dataclasses.replace(message, role=self.role, generation=self.generation))
@@ -114,4 +120,4 @@ class RankGroup:
 
     async def log_tail(self) -> str:
         """The end of the log of the rank that ended first."""
-        return await self._members[self._last_to_end].log_tail()
+        return await self._members[self._first_to_end or 0].log_tail()
