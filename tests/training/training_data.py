@@ -299,6 +299,7 @@ def kept_for_backward(model: Any, forest: Any) -> int:
     tensors: list[Any] = []  # or storages are freed, and their addresses used again
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.detach()  # one that knows its graph would be held by it: a circle that no collector sees
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in known:
             kept[storage.data_ptr()] = storage.nbytes()
@@ -308,5 +309,4 @@ def kept_for_backward(model: Any, forest: Any) -> int:
     model.train()
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         model(model.micro_batch(forest))
-    tensors.clear()  # they hold the graph and the graph holds this list, in a circle that no collector sees
     return sum(kept.values())
