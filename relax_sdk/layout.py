@@ -22,8 +22,9 @@ class LayoutConfig:
     pp: int = 1
     """Pipeline parallelism: consecutive layers are divided; the towers of media are on the first stage."""
     vpp: int = 1
-    """Interleaved pipeline (virtual pipeline parallelism): parts of a stage that lie `pp` parts apart, so that less of the time
-    is spent waiting, for more messages. Needs `pp` above 1."""
+    """Interleaved pipeline (virtual pipeline parallelism, arXiv 2104.04473): into how many parts each stage is divided.
+
+    They lie `pp` parts apart, so that stages wait less for each other and send more messages. Needs `pp` above 1."""
     cp: int = 1
     """Context parallelism: the tokens of a forest are divided."""
     ep: int = 1

@@ -35,9 +35,6 @@ class Member:
         self.killed = False
         self.while_starting()
 
-    def say(self, message: Any) -> None:
-        self.hear(message)
-
     def end(self) -> Callable[[], None]:
         """Kill it; what is returned brings the news of its end."""
         generation, self.killed = self.generation, True
@@ -78,7 +75,7 @@ async def test_an_end_that_is_told_while_the_next_start_goes_on_does_not_end_tha
     first, second = (member.end() for member in trainer.members)
     first()
     assert len(trainer.heard) == 1
-    trainer.members[0].while_starting = lambda: (second(), trainer.members[1].say(Warn("late", "policy")))
+    trainer.members[0].while_starting = lambda: (second(), trainer.members[1].hear(Warn("late", "policy")))
     await trainer.start()
     assert all(member.alive() for member in trainer.members) and len(trainer.heard) == 1
 

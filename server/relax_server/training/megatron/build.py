@@ -70,8 +70,9 @@ def build_model(
         if attention == "flex":
             raise ConfigError("training.attention = 'flex' cannot be had with layout.cp above 1; set it to 'auto' or 'blocks'")
     else:
+        attends_by_flex = flex.way(attention, device, head_dim(text_config(hf_config))) == "flex"
         for part in parts:
-            part.flex = flex.way(attention, device, head_dim(text_config(hf_config))) == "flex"
+            part.flex = attends_by_flex
     if config.num_moe_experts:
         widths = (config.hidden_size, config.moe_ffn_hidden_size // config.expert_tensor_parallel_size)
         grouped = way(experts, device, dtype, widths) == "grouped"
