@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -66,17 +66,23 @@ async def test_n_answers_differ_and_each_is_right(served: Served):
 
 
 async def test_a_seed_gives_the_same_answer_whatever_else_is_in_the_batch(served: Served):
-    async def asked(content: Sequence[Media | str], seed: int | None, tokens: int = 24) -> list[int]:
-        request = served.request(content, max_new_tokens=tokens, sampling_seed=seed)
+    async def asked(content: Sequence[Media | str], seed: int | None, tokens: int = 24, **sampling: float) -> list[int]:
+        request = served.request(content, max_new_tokens=tokens, sampling_seed=seed, **sampling)
         (answer,) = await served.engine.generate(request, TIMEOUT)
         assert answer.seeded
         return answer.response_ids
 
-    alone = [await asked(["say a number"], seed) for seed in (7, 8)]
+    def again() -> list[Awaitable[list[int]]]:
+        return [*(asked(["say a number"], seed) for seed in (7, 8)), asked(["say a number"], 7, top_p=0.9, top_k=50)]
+
+    alone = [await answer for answer in again()]
     assert alone[0] != alone[1]
-    others = (asked([picture(), f"request {i}"], None if i % 2 else i, 8 + 7 * i) for i in range(6))
-    among = await asyncio.gather(*others, *(asked(["say a number"], seed) for seed in (7, 8, 7, None)))
-    assert among[-4:-1] == [alone[0], alone[1], alone[0]] and among[-1] not in alone
+    others = [asked([picture(), f"request {i}"], None if i % 2 else i, 8 + 7 * i) for i in range(6)]
+    among = await asyncio.gather(*others, *again(), asked(["say a number"], None))
+    assert among[-4:-1] == alone and among[-1] not in alone
+    # Those of an evaluation, and of a user who samples otherwise.
+    otherwise = [asked(["count"], None, 60, temperature=0.0), asked(["count"], 7, 60, top_p=0.5)]
+    assert (await asyncio.gather(*otherwise, *again()))[2:] == alone
 
 
 async def test_concurrent_requests_of_mixed_lengths_and_kinds(served: Served):

@@ -5,6 +5,7 @@ The second machine is a node in a mount namespace of its own, where shared memor
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -84,7 +85,8 @@ def test_weights_go_through_the_run_folder_and_groups_through_postgresql(two_mac
         steps=3, progress=False
     )
     assert [row["step"] for row in run.metrics] == [1, 2, 3]
-    assert open_journal(journal).counts("run").acked == 12
+    with contextlib.closing(open_journal(journal)) as opened:
+        assert opened.counts("run").acked == 12
     address = ray.util.get_node_ip_address()  # the engine had no room but on the other machine
     assert f"ready at http://{address}:" in (tmp_path / "run" / "logs" / "engine-e1.log").read_text()
     assert not (tmp_path / "run" / "exchange").exists() and not (tmp_path / "run" / "journal.db").exists()

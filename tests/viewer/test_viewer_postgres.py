@@ -1,5 +1,6 @@
 """A run whose journal is a PostgreSQL database is shown as one with a journal in its folder is."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ async def test_every_page_is_the_one_of_a_journal_in_the_folder(postgres: Postgr
     for page in PAGES:
         assert without_places(found[page]) == without_places(here[page]), page
     assert found["runs.json"]["runs"][0]["trajectories"] == 13
-    with pytest.raises(JournalError, match="read-only"):
-        open_journal(url, read_only=True).put_state("tone", "x", 1)
+    with contextlib.closing(open_journal(url, read_only=True)) as journal, pytest.raises(JournalError, match="read-only"):
+        journal.put_state("tone", "x", 1)
 
 
 async def test_a_database_that_is_away_leaves_what_the_folder_has(postgres: PostgresServer, tmp_path: Path) -> None:

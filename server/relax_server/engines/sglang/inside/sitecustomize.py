@@ -2,7 +2,8 @@
 
 SGLang draws each token of a request from (seed, position), whatever else is in the batch, but hands the seeds to its sampler
 only under `--enable-deterministic-inference`, which takes other kernels, too, costs speed, and does not run on a CPU. Here the
-seeds are handed over without that. A request without a seed gets a random one.
+seeds are handed over without that. A request without a seed gets a random one. A filtered token is drawn as an unfiltered one
+is: SGLang sorts a whole batch by probability as soon as one of its requests is greedy or has a `top_p`, and then draws a rank.
 
 SGLang's own `--api-key` would be seen in the list of processes and in its log, and does not look at `Host` or `Origin`; so the
 guard of our other servers is put in front of it.
@@ -17,6 +18,7 @@ import sys
 import types
 
 SAMPLING = "sglang.srt.sampling.sampling_batch_info"
+SAMPLER = "sglang.srt.layers.sampler"
 SERVER = "sglang.srt.entrypoints.http_server"
 
 
@@ -63,6 +65,26 @@ def _seed(params):
     return params.sampling_seed
 
 
+def _draw_tokens(module):
+    """Take the place of the filters of seeded draws: the random numbers are those of token ids, not of ranks."""
+    import torch
+
+    theirs = module.top_k_top_p_min_p_sampling_from_probs_torch
+
+    def draw(probs, top_ks, top_ps, min_ps, need_min_p, seeds, positions, **more):
+        if seeds is None or more.get("return_filtered_probs"):
+            return theirs(probs, top_ks, top_ps, min_ps, need_min_p, seeds, positions, **more)
+        top_ks, top_ps, min_ps = (values.view(-1, 1) for values in (top_ks, top_ps, min_ps))
+        ranked, ids = probs.sort(dim=-1, descending=True, stable=True)
+        out = torch.arange(probs.shape[-1], device=probs.device) >= top_ks
+        out |= (ranked.cumsum(dim=-1) - ranked > top_ps) & (top_ps < 1)
+        if need_min_p:
+            out |= ranked < ranked[:, :1] * min_ps
+        return module.sampling_from_probs_torch(probs.scatter(1, ids, ranked.masked_fill(out, 0)), seeds, positions)
+
+    module.top_k_top_p_min_p_sampling_from_probs_torch = draw
+
+
 def _guard(module):
     """Put the guard in front of the server; what the server asks of itself is sent with the token."""
     import requests
@@ -85,5 +107,6 @@ def _run_next():
 
 
 sys.meta_path.insert(0, _After(SAMPLING, _hand_over_seeds))
+sys.meta_path.insert(0, _After(SAMPLER, _draw_tokens))
 sys.meta_path.insert(0, _After(SERVER, _guard))
 _run_next()
