@@ -21,11 +21,13 @@ def begin(rank: int, layout: LayoutConfig, port: int) -> None:
 
 def leave() -> None:
     """Take part in no layout any more. Each group of ranks has threads that look for news a hundred times a second."""
+    from megatron.core.distributed import DistributedDataParallel
     from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
     from relax_server.training.megatron import parallel
 
+    # Both hold their model where nothing frees it: by the graph of the last tokens, and by hooks of the backward pass.
     for item in gc.get_objects():
-        if issubclass(type(item), MoETokenDispatcher):  # the graph of its last tokens holds its model where nothing frees it
+        if issubclass(type(item), (MoETokenDispatcher, DistributedDataParallel)):
             vars(item).clear()
     parallel.shutdown()
 
