@@ -85,6 +85,36 @@ def test_transformers_reads_the_same_model_from_shards(worker, tmp_path, kind):
     assert sorted(f.name for f in tmp_path.iterdir()) == ["model", "out"]
 
 
+def made_elsewhere(path: Path) -> tuple[set[str], list[str], bool]:
+    """Devices of the parameters of a model that is made on another device, tensors made on the CPU, and whether any was drawn."""
+    import torch
+    from relax_server.models.families import trained_part
+    from relax_server.training.megatron import parallel
+    from relax_server.training.megatron.build import build_model
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from transformers import AutoConfig
+
+    on_cpu: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor) and made.device.type == "cpu" and made.numel() > 1000:
+                on_cpu.append(f"{func} {tuple(made.shape)}")
+            return made
+
+    parallel.initialize(seed=0)
+    config, before = trained_part(AutoConfig.from_pretrained(path)), torch.get_rng_state()
+    with Watch():
+        model = build_model(config, dtype=torch.bfloat16, device=torch.device("meta"), recompute=False)
+    return {p.device.type for p in model.parameters()}, on_cpu, not torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("kind", ["relax/tiny-llama", "relax/tiny-omni"])
+def test_a_model_is_made_on_its_device_and_no_weight_is_drawn(worker, kind):
+    assert worker.run(made_elsewhere, resolve_model(kind)) == ({"meta"}, [], False)
+
+
 def mixed_dtypes(folder: Path) -> bool:
     import torch
     from relax_server.models.weight_files import read_weights

@@ -28,7 +28,7 @@ class Tower:
     """A parameter that every such tower has; finds its prefix in a model folder."""
 
     def build(self, config: Any) -> Any:
-        """A tower with random weights.
+        """A tower with random weights, or with none yet within `no_init_weights` of transformers.
 
         Args:
             config: of the whole model.

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.initialization import no_init_weights
 
 from relax_sdk.errors import ConfigError
 from relax_sdk.training_config import Attention, Experts, Recompute
@@ -56,7 +57,7 @@ def build_model(
     attention: Attention = "auto",
     experts: Experts = "auto",
 ) -> RankModel:
-    """Build this rank's part of a model, with random weights.
+    """Build this rank's part of a model on its device; its weights are whatever the memory held, for a folder to fill.
 
     Raises:
         ConfigError: the model cannot be trained, or not in this layout.
@@ -64,7 +65,8 @@ def build_model(
     layout = parallel.layout()
     config = transformer_config(hf_config, dtype=dtype, recompute=recompute, layout=layout)
     kind = ForestModel if family_of(hf_config.model_type).media is None else OmniModel
-    parts = [kind(config, hf_config, device, number).to(device) for number in range(layout.vpp)]
+    with device, no_init_weights():
+        parts = [kind(config, hf_config, device, number).to(device) for number in range(layout.vpp)]
     model = InterleavedModel(parts) if len(parts) > 1 else parts[0]
     if config.context_parallel_size > 1:  # a rank has some of the queries, which blocks alone can do
         if attention == "flex":

@@ -96,6 +96,7 @@ def transformer_config(hf_config: Any, *, dtype: torch.dtype, recompute: Recompu
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=True,
+        perform_initialization=False,  # a folder fills it
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
