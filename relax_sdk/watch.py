@@ -32,14 +32,14 @@ class Watch:
         self._since = max(self._rows, default=0)
 
     def step(self, row: Row) -> list[Finding]:
-        """Take one step's metrics; the same step may come again with an evaluation.
+        """Take one step's metrics; a step may come again with its evaluation, also when newer ones have come.
 
         Returns:
             What is to be said now; empty: nothing.
         """
-        step = int(row["step"])
-        before = self._rows.get(step)
-        self._rows[step] = row
+        before = self._rows.get(int(row["step"]))
+        self._rows[int(row["step"])] = {**(before or {}), **row}
+        step = max(self._rows)
         since = step - self._since
         evaluated = "eval_reward" in row and "eval_reward" not in (before or {})
         if not evaluated and (before is not None or (since > FIRST and since % EVERY)):

@@ -46,7 +46,7 @@ def test_all_that_a_run_says_is_kept_and_passed_on(tmp_path: Path) -> None:
         record.stage(f"waiting for the first groups{counts}")
     record.step(flat(1))
     record.warn("the policy process ended (exit code 1); starting it again", "restart", "policy")
-    record.evaluated(1, Evaluation(0.5, 0.1, 8, failures={"EnvError": 2}))
+    record.evaluated(flat(1), Evaluation(0.5, 0.1, 8, failures={"EnvError": 2}), newest=flat(1))
     record.saved(1, tmp_path / "step_000001")
     record.ended(None, stopped=False)
     rows = events(tmp_path)
@@ -58,7 +58,7 @@ def test_all_that_a_run_says_is_kept_and_passed_on(tmp_path: Path) -> None:
     assert (restart["level"], restart["role"], restart["step"]) == ("note", "policy", 1)
     assert "0.500 ± 0.100 over 8 episodes, 2 failed" in evaluation["what"]
     assert "from a single one. Set rollout.group_size to 2" in heard.warnings[0], "what to do is a sentence of its own"
-    assert heard.warnings[1] == restart["what"] and len(heard.steps) == 1
+    assert heard.warnings[1] == restart["what"] and [row.get("eval_reward") for row in heard.steps] == [None, 0.5]
 
 
 def test_a_run_that_learns_nothing_says_so_also_after_it_was_resumed(tmp_path: Path) -> None:
@@ -157,3 +157,22 @@ def test_an_evaluation_of_an_earlier_step_is_kept_with_its_own(tmp_path: Path) -
         figures.add(step, flat(step))
     figures.evaluated(Evaluated(1, Evaluation(0.25, 0.0, 4), 1, 1), newest=2)
     assert [(row["kind"], row["step"]) for row in events(tmp_path)] == [("evaluation", 1)]
+
+
+@pytest.mark.parametrize(("reward", "told"), [(0.55, []), (0.5, ["fell from 0.600 at step 10 to 0.500 at step 15"])])
+def test_a_held_out_reward_that_comes_late_is_judged_with_its_own_step_and_interval(
+    tmp_path: Path, reward: float, told: list[str]
+) -> None:
+    heard = Heard()
+    record = RunRecord(job(tmp_path), heard)
+    figures = Figures(RunLayout(tmp_path), record)
+    figures.begin(0)
+    for step in range(1, 18):
+        figures.add(step, flat(step) | {"reward": step / 20, "reward_max": 1.0, "zero_variance_groups": 4})
+        if step in (7, 12, 17):  # two steps late
+            held_out = {7: 0.4, 12: 0.6, 17: reward}[step]
+            figures.evaluated(Evaluated(step - 2, Evaluation(held_out, 0.03, 64), step - 2, step - 2), newest=step)
+    assert [row["step"] for row in heard.steps if "eval_reward" in row] == [7, 12, 17], "shown with the newest step"
+    found = [text for text in heard.warnings if "held-out" in text]
+    assert len(found) == len(told) and all(words in text for words, text in zip(told, found, strict=True))
+    assert all(text.startswith("step 17: ") for text in found)

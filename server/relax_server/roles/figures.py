@@ -53,8 +53,8 @@ class Figures:
     def evaluated(self, message: Evaluated, newest: int) -> None:
         """An evaluation has ended, of a step that may not be the newest."""
         result = message.result
-        row = self._rows.setdefault(message.step, {"step": message.step, "time": time.time()})
-        row |= dict(
+        before = self._rows.get(message.step, {"step": message.step, "time": time.time()})
+        row = self._rows[message.step] = before | dict(
             eval_reward=result.mean_reward,
             eval_ci95=result.ci95,
             eval_n=result.n,
@@ -64,8 +64,7 @@ class Figures:
             eval_version_max=message.version_max,
         )
         self._write(row)
-        self._record.evaluated(message.step, result)
-        self._record.step(self._rows.get(newest, row) | {"eval_reward": result.mean_reward})
+        self._record.evaluated(row, result, self._rows.get(newest, row))
 
     def is_evaluated(self, step: int) -> bool:
         """Whether there is a held-out reward of it."""

@@ -110,19 +110,11 @@ class RunRecord:
     def step(self, metrics: dict[str, Any]) -> None:
         """Tell the figures of a step, and what they let one find.
 
-        Args:
-            metrics: of the step; those of the newest step come again when an evaluation has ended.
-
         Raises:
             OSError: something that was told before could not be written.
         """
-        if self._error is not None:
-            raise self._error
-        self.stage_text, self.step_done = "", int(metrics["step"])
-        self.queue = metrics.get("queue", self.queue)
-        self._observer.step(metrics)
-        for finding in self._watch.step(metrics):
-            self._find(finding, f"step {metrics['step']}: {finding.sentence}")
+        self._show(metrics)
+        self._judge(metrics)
 
     def figures(self, row: dict[str, Any]) -> None:
         """Show trackers a row as it was written to `metrics.jsonl`; one of an older step comes again with its evaluation."""
@@ -133,15 +125,39 @@ class RunRecord:
         self._write(kind, text, role=role)
         self._observer.warn(text)
 
-    def evaluated(self, step: int, result: Evaluation) -> None:
-        """Keep that an evaluation has ended; its figures are shown with those of a step."""
+    def evaluated(self, row: dict[str, Any], result: Evaluation, newest: dict[str, Any]) -> None:
+        """Keep that an evaluation has ended; tell its reward with the newest step's figures, and what it lets one find.
+
+        Args:
+            row: all figures of the step whose weights were evaluated, with those of the evaluation.
+            result: of the evaluation.
+            newest: figures of the newest step, which are told again.
+
+        Raises:
+            OSError: something that was told before could not be written.
+        """
         failed = f", {sum(result.failures.values())} failed" if result.failures else ""
         what = f"held-out reward {result.mean_reward:.3f} ± {result.ci95:.3f} over {result.n} episodes{failed}"
-        self._write("evaluation", what, step=step)
+        self._write("evaluation", what, step=row["step"])
+        self._show(newest | {"eval_reward": result.mean_reward})
+        self._judge(row)
 
     def saved(self, step: int, folder: Path) -> None:
         """Keep that a checkpoint is complete."""
         self._write("checkpoint", f"checkpoint {folder.name}", step=step, role="policy")
+
+    def _show(self, metrics: dict[str, Any]) -> None:
+        """Tell the observer the figures of the newest step."""
+        if self._error is not None:
+            raise self._error
+        self.stage_text, self.step_done = "", int(metrics["step"])
+        self.queue = metrics.get("queue", self.queue)
+        self._observer.step(metrics)
+
+    def _judge(self, row: dict[str, Any]) -> None:
+        """Tell what a row of figures, new or with its evaluation, lets one find; it is found at the newest step."""
+        for finding in self._watch.step(row):
+            self._find(finding, f"step {self.step_done}: {finding.sentence}")
 
     def _find(self, finding: Finding, shown: str) -> None:
         self._write("finding", finding.what, finding)
