@@ -309,3 +309,23 @@ def test_the_folder_of_an_evaluation_is_told_from_a_run_and_has_the_tokenizer_of
     found = {run.name: run for run in FolderSource([tmp_path], Journals()).runs()}
     assert {name: Summaries().of(run)["evaluation"] for name, run in found.items()} == {"run": False, "evaluation": True}
     assert found["evaluation"].models[-1] == tmp_path / "a model"
+
+
+async def test_a_run_without_a_model_of_its_own_has_the_texts_of_the_one_that_its_settings_name(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs")
+    (folder / "hf").rename(model := tmp_path / "a model")
+    config = json.loads((folder / "config.json").read_text())
+
+    async def shown(name: str) -> tuple[list[str], object]:
+        (folder / "config.json").write_text(json.dumps(config | {"model": name}))
+        async with client(tmp_path / "runs") as http:
+            page = await read(http, "runs/tone/trajectories/2.json")
+            return page["samples"][0]["texts"], page["turns"][0]["placeholders"]
+
+    texts, placeholders = await shown(str(model))
+    assert "".join(texts[9:18]) == "<|im_start|>where?le" and placeholders == {"image": 3, "audio": 3, "video": 3}
+    texts, _ = await shown("relax/tiny-omni")
+    assert not [text for text in texts if text.startswith("⟨")]
+    for name in (str(tmp_path / "gone"), "relax/smollm2-135m"):
+        texts, placeholders = await shown(name)
+        assert texts[0] == "⟨2⟩" and placeholders is None

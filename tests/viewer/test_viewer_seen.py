@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -125,3 +126,16 @@ def test_a_site_holds_what_the_model_saw(tmp_path: Path) -> None:
             told = orjson.loads(file.read_bytes())
             for url in told.get("frames") or [told["wave"]]:
                 assert (tmp_path / "site" / url).is_file()
+
+
+def test_a_run_without_a_model_of_its_own_shows_what_the_one_of_its_settings_saw(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs")
+    (folder / "hf").rename(model := tmp_path / "a model")
+    config = json.loads((folder / "config.json").read_text())
+    ref = MediaStore(folder / "media").put(Image.from_array(np.zeros((50, 70, 3), np.uint8)))
+    for media, size in (({}, (64, 64)), ({"max_tokens": 2}, (32, 32))):
+        (folder / "config.json").write_text(json.dumps(config | {"model": str(model), "media": media}))
+        pages = Pages()
+        told = pages.answer(FolderSource([tmp_path / "runs"], Journals()), ["runs", "tone", "seen", f"{ref.sha256}.json"], {})
+        assert isinstance(told, dict) and (told["height"], told["width"]) == size
+        pages.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -36,6 +36,16 @@ class ViewedRun:
     """Whether who looks may see where things lie on this machine."""
     replay: str | None = None
     """What `relax replay` is given to find it; None: its episodes cannot be played again from here."""
+    named: Callable[[], Path | None] | None = None
+    """Gives the folder of the model that the settings name, None where it is not on this machine; a built-in model is made
+    first, which takes seconds."""
+
+    def model_folders(self) -> Iterator[Path]:
+        """Folders to look for a tokenizer and a processor in, the best one first; the named model is found only when asked."""
+        yield from self.models
+        named = self.named() if self.named is not None else None
+        if named is not None:
+            yield named
 
 
 class Door(Protocol):

@@ -13,10 +13,11 @@ from relax_sdk.evals.plan import PLAN
 from relax_sdk.run import CONFIG
 from relax_server.viewer.base import ViewedRun
 from relax_server.viewer.journals import Journals
+from relax_server.viewer.named import named_model
 
 JOURNAL, MEDIA = "journal.db", "media"
 MODELS = ("hf", "reference")
-"""Model folders of a run, whose tokenizers are the same."""
+"""Model folders of a run that is over or has its reference, whose tokenizers are the same."""
 
 
 class FolderSource:
@@ -96,6 +97,7 @@ def run_in(folder: Path, journals: Journals, shows_paths: bool = True) -> Viewed
         (*(folder / name for name in MODELS), *_evaluated(folder)),
         shows_paths,
         replay=str(folder),
+        named=partial(named_model, folder),
     )
 
 

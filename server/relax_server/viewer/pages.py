@@ -81,7 +81,7 @@ class Pages:
 
     def episodes(self, run: ViewedRun, journal: SqlJournal) -> Episodes:
         """What reads the trajectories of a run."""
-        return Episodes(run, journal, self._tokenizers.find(run.models))
+        return Episodes(run, journal, self._tokenizers.find(run.model_folders()))
 
     def _of_run(self, run: ViewedRun, path: Sequence[str], params: Params) -> dict[str, Any] | File:
         match path:

@@ -97,7 +97,8 @@ def with_urls(told: dict[str, Any], run: ViewedRun) -> dict[str, Any]:
 
 def model_of(run: ViewedRun) -> Path | None:
     """The model folder of a run that says how its media are prepared; None: there is none."""
-    return next((model for model in run.models if any((model / name).is_file() for name in (PROCESSOR, PREPROCESSOR))), None)
+    folders = run.model_folders()
+    return next((model for model in folders if any((model / name).is_file() for name in (PROCESSOR, PREPROCESSOR))), None)
 
 
 def make(items: Sequence[tuple[MediaRef, Path]], model: Path, out: Path) -> None:

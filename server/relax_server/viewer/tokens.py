@@ -79,7 +79,7 @@ class Tokenizers:
         self._known: OrderedDict[tuple[Path, int], TokenTexts] = OrderedDict()
         self._lock = threading.Lock()
 
-    def find(self, folders: Sequence[Path]) -> TokenTexts | None:
+    def find(self, folders: Iterable[Path]) -> TokenTexts | None:
         """The tokenizer of the first folder that has one; None: none has one that can be read."""
         for folder in folders:
             try:

@@ -1,0 +1,40 @@
+"""The model that a run's settings name: a run that goes on, or that has failed, holds none of its own yet."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from relax_sdk.errors import RelaxError
+from relax_sdk.media_config import MediaConfig
+from relax_sdk.run import read_config
+from relax_server.models.catalog import BUILDERS, resolve_model
+
+TINY = "relax/tiny-"
+"""Beginning of the names of built-in models that are made in a few seconds; making another one is not a page's work."""
+KEPT = 256
+"""Models whose folders are remembered."""
+
+
+def named_model(folder: Path) -> Path | None:
+    """The folder of the model in the settings of a run; nothing is downloaded for it.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        The folder, as `relax explain-mask` finds it; None: the settings cannot be read, or the model is not on this machine.
+    """
+    try:
+        config = read_config(folder)
+        if config.model in BUILDERS and not config.model.startswith(TINY):
+            return None
+        return _resolved(config.model, config.seed, config.media)
+    except (RelaxError, OSError, ImportError, RuntimeError):
+        return None  # tokens are shown by their ids
+
+
+@lru_cache(maxsize=KEPT)
+def _resolved(model: str, seed: int, media: MediaConfig | None) -> Path:
+    """The folder of a model; what raises is asked again."""
+    return resolve_model(model, seed, media)
