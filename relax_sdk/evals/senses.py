@@ -25,6 +25,7 @@ FEW = 4
 PART = 0.25
 """Share of the way from knowing nothing to the full reward that text alone must give to count as a leak."""
 MOSTLY = 0.9
+"""Share of items that are blank, or of the way from knowing nothing to the best reward, that counts as nearly all."""
 HALF = 0.5
 
 
@@ -209,9 +210,43 @@ def _judge_kind(results: SensesResults, kind: str, kinds: Any) -> Finding:
             f"{mean(alone) if alone else 0:.3f} without any media: the task leaks its answers",
             "look for the answer in the text, in file names, in tool results or in the order of options",
         )
+    return _not_used(results, kind, kinds, drops, above)
+
+
+def _not_used(results: SensesResults, kind: str, kinds: Any, drops: dict[Condition, Difference], above: Difference) -> Finding:
+    """The verdict where a policy that earns something earns as much without a kind of media.
+
+    It is a problem where reward is left to earn; where the other kinds earn all of it, nothing is lost.
+
+    Args:
+        results: of all passes.
+        kind: that is not used.
+        kinds: that are shown.
+        drops: by what was done to this kind, the change of the reward.
+        above: what the reward is above that of knowing nothing.
+    """
+    what, base = NOUNS[kind], results.find("as it is")
+    condition, drop = min(drops.items(), key=lambda item: item[1].mean)
+    deaf = results.find(condition, kind)
+    assert base is not None and deaf is not None
+    best = max(reward for played in results.passes for reward in played.rewards.values())
+    left = paired_difference(list(deaf.rewards.values()), [best] * len(deaf.rewards))
+    found = (
+        f"not used: the policy does not use the {what}; its reward of {mean(base):.3f}, where the best task earned {best:.3f}, "
+        f"changes by {drop.mean:+.3f} [{drop.low:+.3f}, {drop.high:+.3f}] with them {condition}"
+    )
     others = ", ".join(NOUNS[k] for k in sorted(kinds) if k != kind)
+    if left.low <= 0:
+        return Finding("note", found, f"the {others} suffice" if others else "")
+    if left.low <= (1 - MOSTLY) * (best - mean(base) + above.mean):
+        return Finding("note", found, "too little is left to earn to tell whether they are needed")
+    if min(d.low for d in drops.values()) < -PART * above.mean:
+        return Finding("note", found, "raise --limit, as it may use them a little")
     return Finding(
-        "note", f"not used: the reward of {rewards} does not fall with the {what} blanked or shuffled", f"the {others} suffice"
+        "problem",
+        found,
+        "train longer, with tasks that they alone decide, or see whether they reach the model: the number of placeholder "
+        "tokens, the endpoint's limits",
     )
 
 

@@ -54,6 +54,48 @@ def test_what_earns_nothing_is_not_called_used_or_leaking():
     assert "answers are the same whatever images are shown" in same.verdicts["image"].what and not same.ok
 
 
+def two_senses(earned: dict[int, float], without_sound: dict[int, float]) -> SensesReport:
+    """Pictures give a part of the reward: without them it is that of knowing nothing, 0.25."""
+    passes = [
+        played("as it is", earned, "all"),
+        played("another task's", CHANCE, "all"),
+        played("blanked", CHANCE, "all"),
+        *(played(condition, CHANCE, "image") for condition in ("blanked", "shuffled")),
+        *(played(condition, without_sound, "audio") for condition in ("blanked", "shuffled")),
+    ]
+    shown = [Shown(kind, N, N, 0, N) for kind in ("audio", "image")]
+    return judge(SensesResults("e-v0", "m", "eval", N, ["audio", "image"], shown, passes))
+
+
+HALF_RIGHT = {t: 2.0 if t % 2 == 0 else 1.0 for t in range(N)}
+"""One of two locks opens always, the other as often as not."""
+
+
+def test_a_deaf_policy_that_could_earn_more_is_a_problem():
+    report = two_senses(HALF_RIGHT, HALF_RIGHT)
+    found = report.verdicts["audio"]
+    assert not report.ok and found.level == "problem" and "suffice" not in found.sentence
+    assert "does not use the sounds; its reward of 1.500, where the best task earned 2.000, changes by +0.000" in found.what
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_the_other_senses_suffice_where_they_reach_the_full_reward_within_the_interval(short: int):
+    found = two_senses(full := RIGHT | dict.fromkeys(range(short), 0.0), full).verdicts["audio"]
+    assert (found.level, found.advice) == ("note", "the images suffice")
+
+
+def test_where_little_is_left_to_earn_nothing_is_said_to_suffice():
+    most = {t: float(t % 16 != 0) for t in range(N)}
+    found = two_senses(most, most).verdicts["audio"]
+    assert found.level == "note" and found.what.startswith("not used") and "too little is left" in found.advice
+
+
+def test_a_sense_that_may_be_used_a_little_is_no_problem():
+    less = {t: 2.0 if t % 2 else 0.0 if t < 40 else 2.0 for t in range(N)}  # -0.125, and the interval reaches to -0.45
+    found = two_senses(HALF_RIGHT, less).verdicts["audio"]
+    assert found.level == "note" and "raise --limit" in found.advice
+
+
 def test_few_tasks_are_no_verdict():
     few = {t: 1.0 for t in range(4)}
     report = verdict(
