@@ -17,6 +17,7 @@ nothing. `blanked`: silence and grey. `shuffled`: media of a random other task. 
 task is paired with. `next`, `previous`: media of the task after it, of the one before it; played where the reward is no better
 than that of knowing nothing."""
 SWAPS: tuple[Condition, ...] = ("pairs", "next", "previous")
+HIDDEN: tuple[Condition, ...] = ("blanked", "shuffled")
 ALL = "all"
 """Stands for all kinds of media together."""
 
@@ -190,7 +191,7 @@ def _judge_kind(results: SensesResults, kind: str, kinds: Any) -> Finding:
     rewards = f"{mean(base):.3f}"
     if at_chance(results):
         return _at_chance(results, kind, f"{rewards}, no better than with another task's observations ({mean(floor):.3f})")
-    drops = {c: d for c in ("blanked", "shuffled") if (d := results.difference(results.find(c, kind), base)) is not None}
+    drops = {c: d for c in HIDDEN if (d := results.difference(results.find(c, kind), base)) is not None}
     fall = min(drops.items(), key=lambda item: item[1].high, default=None)
     if fall is None:
         return Finding("note", f"too few tasks show {what}, so nothing can be said", "raise --limit")
@@ -295,7 +296,7 @@ def _changed(results: SensesResults, kind: str) -> float:
     base = results.find("as it is")
     pairs = [
         (base.answers[task], answer)
-        for condition in ("blanked", "shuffled")
+        for condition in HIDDEN
         if base is not None and (played := results.find(condition, kind)) is not None
         for task, answer in played.answers.items()
         if task in base.answers
