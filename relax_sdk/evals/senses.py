@@ -191,7 +191,8 @@ def _judge_kind(results: SensesResults, kind: str, kinds: Any) -> Finding:
     rewards = f"{mean(base):.3f}"
     if at_chance(results):
         return _at_chance(results, kind, f"{rewards}, no better than with another task's observations ({mean(floor):.3f})")
-    drops = {c: d for c in HIDDEN if (d := results.difference(results.find(c, kind), base)) is not None}
+    changes: dict[Condition, Difference | None] = {c: results.difference(results.find(c, kind), base) for c in HIDDEN}
+    drops: dict[Condition, Difference] = {c: d for c, d in changes.items() if d is not None}
     fall = min(drops.items(), key=lambda item: item[1].high, default=None)
     if fall is None:
         return Finding("note", f"too few tasks show {what}, so nothing can be said", "raise --limit")
