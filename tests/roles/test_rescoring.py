@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
+import numpy as np
 import pytest
+from decoding_endpoint import DecodingEndpoint
 from recorded_run import Bells, bench, processor, recorded_run  # noqa: F401
+from relax_envs.tone import ToneEnv
+from sdk.fake_judge import fake_judge
 from typer.testing import CliRunner
 
 import relax_sdk as relax
-from relax_sdk import ConfigError, TrajectoryFilter, cli, rescore
+from relax_sdk import ConfigError, TrajectoryFilter, cli, replay_episode, rescore
 from relax_sdk.rescoring import ScoreChange, summarise
 
 
@@ -115,3 +120,50 @@ def test_what_is_told():
         "not scored again: 3 (failed: ValueError)",
         "note: 1 episode was shown something else than was recorded: answers given there are to other questions",
     ]
+
+
+async def test_judges_are_asked_again(recorded_run):  # noqa: F811
+    run = await recorded_run(evals=0)
+    async with fake_judge("3", "9") as fake:  # the first episode gets another score than the others
+        judged = relax.Rubric([relax.Judge(fake.url, "judge-model", backoff=0.0)])
+        env = type("Judged", (Bells,), {"rubric": judged})
+        wanted = TrajectoryFilter(task=0, sort="oldest", limit=None)
+        done = await asyncio.to_thread(rescore, run.folder, wanted=wanted, env=env, progress=False)
+    assert len(fake.requests) == done.n == 4 and done.changed == 4
+    assert by_name(done)["judge"] == (None, pytest.approx((0.3 + 3 * 0.9) / 4), 4)
+    questions = [request["messages"][-1]["content"] for request in fake.requests]
+    assert all("letter?" in question for question in questions), "judges see the episode that was played again"
+
+
+class Louder(ToneEnv):
+    """The same tones, for twice the reward."""
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, 2 * float(reward), *rest
+
+
+class Silent(ToneEnv):
+    """Another sound than was played."""
+
+    def reset(self, *, seed=None, options=None):
+        (_, question), info = super().reset(seed=seed, options=options)  # type: ignore[misc]
+        return [relax.Audio.from_array(np.zeros(16_000, np.float32)), question], info
+
+
+def test_an_evaluation_behind_a_url_is_played_again_from_its_messages(tmp_path):
+    endpoint = DecodingEndpoint()
+    try:
+        relax.evaluate("tone-v0", relax.Endpoint(endpoint.url, "decoder", ""), limit=4, out=tmp_path / "e", progress=False)
+    finally:
+        endpoint.close()
+    again = rescore(tmp_path / "e", progress=False)
+    assert (again.n, again.changed, again.skipped, again.notes) == (4, 0, {}, ())
+    assert by_name(rescore(tmp_path / "e", env=Louder, progress=False))["reward"] == (1.0, 2.0, 4)
+    assert rescore(tmp_path / "e", env=Silent, progress=False).notes[0].startswith("4 episodes were shown something else")
+    found = replay_episode(tmp_path / "e", "eval/0/2/0", progress=False)
+    assert found.same and found.turns == 1 and "tells no tokens" in found.notes[0]
+    other = replay_episode(tmp_path / "e", "eval/0/2/0", env=Louder, progress=False)
+    assert {difference.what for difference in other.differences} == {"reward", "component"}
+    with pytest.raises(ConfigError, match="behind a URL that tells no tokens"):
+        replay_episode(tmp_path / "e", "eval/0/2/0", model="run", progress=False)

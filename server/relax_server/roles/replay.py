@@ -22,7 +22,7 @@ from relax_server.roles.looking import read_episode
 from relax_server.roles.placement import LocalPlacement
 from relax_server.roles.slot import start_engine
 from relax_server.rollout.failed_attempts import FAILED
-from relax_server.rollout.replay import compare, play_again, sample_again
+from relax_server.rollout.replay import by_messages, compare, play_again, sample_again
 from relax_server.rollout.task import EpisodeTask
 
 
@@ -35,11 +35,16 @@ async def replay_episode(job: Job, episode: str, model: str | None, tell: Tell) 
     recorded = read_episode(config, layout, episode)
     if recorded.split == "warmup":
         raise ConfigError(f"{recorded.id}: no policy answered in the format warm-up, so there is nothing to play again")
-    if recorded.failure is None and not any(turn.response_ids for turn in recorded.turns):
+    tokenless = by_messages(recorded)
+    if recorded.failure is None and not tokenless and not any(turn.response_ids for turn in recorded.turns):
         raise ConfigError(f"{recorded.id}: no tokens of answers are recorded ({recorded.error or recorded.status})")
+    if tokenless and model is not None:
+        raise ConfigError(
+            f"{recorded.id}: it was played behind a URL that tells no tokens, so none can be compared; no --model"
+        )
     agent = require_function(job.agent, recorded.id)
     tell("playing the environment")
-    processor = Processor.load(resolve_model(config.model, config.seed, config.media))
+    processor = None if tokenless else Processor.load(resolve_model(config.model, config.seed, config.media))
     task = task_of(job, recorded, task_splits(job.spec.load_tasks()))
     now, group_rewards = await play_again(job.spec, config, processor, agent, recorded, task)
     differences, notes, tokens = compare(recorded, now, processor, group_rewards), [], None
@@ -47,7 +52,9 @@ async def replay_episode(job: Job, episode: str, model: str | None, tell: Tell) 
         notes.append("rewards that compare the members of a group are not computed for one alone")
     if recorded.failure is not None and not differences:
         notes.append(f"it fails as it did: {now.error or now.failure}")
-    if model is not None:
+    if processor is None:
+        notes.append("it was played behind a URL that tells no tokens, so none are compared")
+    if model is not None and processor is not None:
         weights, version = weights_of(job, recorded, model)
         played_with = sorted({span.version for turn in recorded.turns for span in turn.weight_versions})
         if version is None or played_with != [version]:

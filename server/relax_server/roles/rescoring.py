@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relax_sdk.errors import ConfigError, RelaxError
+from relax_sdk.errors import ConfigError, RelaxError, RunError
 from relax_sdk.media import MediaStore
 from relax_sdk.recorded import RecordedTrajectory, TrajectoryFilter
 from relax_sdk.rescoring import Rescored, ScoreChange, summarise
@@ -25,7 +25,7 @@ from relax_server.roles.layout import RunLayout
 from relax_server.roles.looking import iter_groups, open_records, recorded
 from relax_server.roles.replay import require_function, task_of
 from relax_server.rollout.episode import USABLE, Episode
-from relax_server.rollout.replay import ReplayStage, shown_otherwise
+from relax_server.rollout.replay import ReplayStage, by_messages, recorded_answers, shown_otherwise
 from relax_server.rollout.threads import CallThreads
 
 THREADS = 8
@@ -42,7 +42,7 @@ async def rescore(job: Job, wanted: TrajectoryFilter, movers: int, tell: Tell) -
     """
     config, layout = job.config, RunLayout(job.folder)
     agent = require_function(job.agent, f"{layout.folder.name}")
-    processor = Processor.load(resolve_model(config.model, config.seed, config.media))
+    processor: Processor | None = None
     threads, skipped = CallThreads("replay", THREADS), Counter[str]()
     scores: list[ScoreChange] = []
     examples: list[str] = []
@@ -51,11 +51,13 @@ async def rescore(job: Job, wanted: TrajectoryFilter, movers: int, tell: Tell) -
             groups = iter_groups(journal, layout, wanted)
             splits = task_splits(job.spec.load_tasks())
             while some := list(itertools.islice(groups, GROUPS)):
+                members = {g[0].group_id: _members(journal.fetch([g[0].group_id])[0].trajectories, g, layout) for g in some}
+                if processor is None and not all(by_messages(t) for group in members.values() for t in group if t.turns):
+                    processor = Processor.load(resolve_model(config.model, config.seed, config.media))
                 with tempfile.TemporaryDirectory(prefix="relax-replay-") as folder:
                     slots, store = asyncio.Semaphore(EPISODES), MediaStore(Path(folder))
                     stage = ReplayStage(job.spec, config, processor, agent, threads, store, slots)
                     rescorer = _Rescorer(job, stage, splits, skipped, examples)
-                    members = {g[0].group_id: _members(journal.fetch([g[0].group_id])[0].trajectories, g, layout) for g in some}
                     found = await asyncio.gather(*(rescorer.group(group, members[group[0].group_id]) for group in some))
                 scores += [change for changes in found for change in changes]
                 tell(f"{len(scores)} episodes")
@@ -93,7 +95,7 @@ class _Rescorer:
         first, now = await self._play(scored[0])
         played = {scored[0].id: (first, now)}
         rest = members if first.has_group_rewards else scored
-        others = [t for t in rest if t.id not in played and t.failure is None and t.turns]
+        others = [t for t in rest if t.id not in played and t.failure is None and t.turns and _can_play(t)]
         played |= dict(zip((t.id for t in others), await asyncio.gather(*map(self._play, others)), strict=True))
         try:
             usable = {id: now for id, (_, now) in played.items() if now.status in USABLE}
@@ -118,8 +120,10 @@ class _Rescorer:
             why = "examples of the format warm-up, which are not scored"
         elif t.failure is not None:
             why = f"failed: {t.failure}"
-        elif not any(turn.response_ids for turn in t.turns):
+        elif not by_messages(t) and not any(turn.response_ids for turn in t.turns):
             why = "no tokens of answers are recorded"
+        elif not _can_play(t):
+            why = "played behind a URL, and not all answers are among their messages"
         if why is not None:
             self.skipped[why] += 1
         return why is None
@@ -144,6 +148,14 @@ class _Rescorer:
             return await scorer.session.runner.invoke(function, *arguments, limit=limit)
 
         await score_group(scorer.session.env, ordered, invoke)
+
+
+def _can_play(t: RecordedTrajectory) -> bool:
+    """Whether the record has the answers that are to be given again."""
+    try:
+        return not by_messages(t) or bool(recorded_answers(t))
+    except RunError:
+        return False
 
 
 def _change(was: RecordedTrajectory, now: Trajectory) -> ScoreChange:

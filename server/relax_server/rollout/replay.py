@@ -7,13 +7,14 @@ import json
 import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from relax_sdk.config import RunConfig
 from relax_sdk.errors import RunError
 from relax_sdk.media import MediaStore
+from relax_sdk.messages import AssistantMessage, Message
 from relax_sdk.registry import EnvSpec
 from relax_sdk.replay import Difference
 from relax_sdk.session import Agent
@@ -23,7 +24,8 @@ from relax_server.models.processor import Processor
 from relax_server.rollout.context import RolloutContext, default_agent
 from relax_server.rollout.episode import Episode
 from relax_server.rollout.media import MediaIntake
-from relax_server.rollout.policy.recorded import RecordedPolicies
+from relax_server.rollout.policy import Policies
+from relax_server.rollout.policy.recorded import RecordedMessagePolicies, RecordedPolicies
 from relax_server.rollout.rendering import Renderer
 from relax_server.rollout.task import EpisodeTask
 from relax_server.rollout.threads import CallThreads
@@ -36,14 +38,14 @@ EQUAL = 1e-9
 
 
 async def play_again(
-    spec: EnvSpec, config: RunConfig, processor: Processor, agent: Agent | None, recorded: Trajectory, task: EpisodeTask
+    spec: EnvSpec, config: RunConfig, processor: Processor | None, agent: Agent | None, recorded: Trajectory, task: EpisodeTask
 ) -> tuple[Trajectory, bool]:
     """Play an episode with the recorded actions; nothing is written.
 
     Args:
         spec: of the environment.
         config: of the run.
-        processor: of the model; it reads the recorded tokens as actions.
+        processor: of the model; it reads the recorded tokens as actions. None: the record has none, see `by_messages`.
         agent: that played; default: the built-in loop.
         recorded: the record.
         task: with the recorded row and seed.
@@ -70,7 +72,8 @@ class ReplayStage:
 
     spec: EnvSpec
     config: RunConfig
-    processor: Processor
+    processor: Processor | None
+    """Reads the recorded tokens as actions; None: no record has any, see `by_messages`."""
     agent: Agent | None
     """Played them; None: the built-in loop."""
     threads: CallThreads
@@ -87,23 +90,52 @@ class ReplayStage:
             task: with the recorded row and seed.
         """
         env_class, rollout = self.spec.load(), self.config.rollout
-        intake = MediaIntake(self.store, self.processor, self.threads, rollout.step_timeout)
         context = RolloutContext(
             run="replay",
             spec=self.spec,
             env_class=env_class,
             config=rollout,
             agent=self.agent or default_agent(env_class),
-            policies=RecordedPolicies(Renderer(self.processor), intake, recorded.turns),
+            policies=self._policies(recorded),
             threads=self.threads,
             slots=self.slots,
         )
         return Episode(context, task)
 
+    def _policies(self, recorded: Trajectory) -> Policies:
+        if by_messages(recorded):
+            return RecordedMessagePolicies(recorded.turns, recorded_answers(recorded), self.store)
+        assert self.processor is not None, "tokens are read with a processor"
+        intake = MediaIntake(self.store, self.processor, self.threads, self.config.rollout.step_timeout)
+        return RecordedPolicies(Renderer(self.processor), intake, recorded.turns)
 
-def compare(recorded: Trajectory, now: Trajectory, processor: Processor, group_rewards: bool) -> list[Difference]:
+
+def by_messages(recorded: Trajectory) -> bool:
+    """Whether a record has answers and no tokens: it was played behind a URL that tells none."""
+    return bool(recorded.turns) and not any(turn.prompt_ids or turn.response_ids for turn in recorded.turns)
+
+
+def recorded_answers(recorded: Trajectory) -> list[AssistantMessage]:
+    """The answers of a record without tokens, one for each of its turns.
+
+    Raises:
+        RunError: its messages do not hold them all, as where an agent asked more than it said.
+    """
+    said = [Message.from_openai(message) for message in recorded.messages if message["role"] == "assistant"]
+    answers = [message for message in said if isinstance(message, AssistantMessage)]
+    if len(answers) != len(recorded.turns):
+        raise RunError(
+            f"{recorded.id}: no tokens are recorded, and {len(answers)} answers among its messages for {len(recorded.turns)} "
+            "turns, so it cannot be played again"
+        )
+    pairs = zip(answers, recorded.turns, strict=True)
+    return [replace(answer, finish_reason=turn.finish_reason) for answer, turn in pairs]
+
+
+def compare(recorded: Trajectory, now: Trajectory, processor: Processor | None, group_rewards: bool) -> list[Difference]:
     """The first difference of each kind between an episode and its replay with the same actions."""
-    found = [_messages(recorded, now) or _prompts(recorded, now, processor), _steps(recorded, now)]
+    prompts = _prompts(recorded, now, processor) if processor is not None else None
+    found = [_messages(recorded, now) or prompts, _steps(recorded, now)]
     names = [name for name in recorded.rewards if name in now.rewards or not group_rewards]
     for name in dict.fromkeys([*names, *now.rewards]):
         was, is_ = recorded.rewards.get(name), now.rewards.get(name)

@@ -16,28 +16,22 @@ from relax_server.rollout.environment import EnvRunner
 from relax_server.rollout.policy.base import Policies, Policy
 
 
-class MessagePolicy(Policy):
-    """One episode's policy, asked by messages; the token ids of its turns are unknown, and empty in the trajectory.
+class TokenlessPolicy(Policy):
+    """One episode's policy by messages alone; the token ids of its turns are unknown, and empty in the trajectory.
 
     Args:
-        client: of the endpoint.
         runner: of the episode's environment.
         store: media go here; None: nowhere.
     """
 
-    def __init__(self, client: ChatClient, runner: EnvRunner, store: MediaStore | None = None) -> None:
-        self._client, self._runner, self._store = client, runner, store
+    def __init__(self, runner: EnvRunner, store: MediaStore | None = None) -> None:
+        self._runner, self._store = runner, store
         self._turns: list[Turn] = []
 
     @property
     def turns(self) -> list[Turn]:
         """All answers so far, without tokens."""
         return self._turns
-
-    @property
-    def info(self) -> dict[str, Any]:
-        """Why there are no tokens."""
-        return {"tokens": f"unknown: played with {self._client.endpoint.model} at {self._client.endpoint.url}"}
 
     async def keep(self, messages: Sequence[Message]) -> list[Message]:
         store, context = self._store, self._runner.context
@@ -48,6 +42,25 @@ class MessagePolicy(Policy):
             return [message.map_media(lambda part: store.load(store.put(part))) for message in messages]
 
         return await context.threads.call(put, limit=context.config.step_timeout)
+
+
+class MessagePolicy(TokenlessPolicy):
+    """One episode's policy, asked by messages.
+
+    Args:
+        client: of the endpoint.
+        runner: of the episode's environment.
+        store: media go here; None: nowhere.
+    """
+
+    def __init__(self, client: ChatClient, runner: EnvRunner, store: MediaStore | None = None) -> None:
+        super().__init__(runner, store)
+        self._client = client
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Why there are no tokens."""
+        return {"tokens": f"unknown: played with {self._client.endpoint.model} at {self._client.endpoint.url}"}
 
     async def ask(self, messages: Sequence[Message], options: CallOptions) -> Answer:
         if options.on_partial is not None:
