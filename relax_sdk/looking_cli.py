@@ -83,7 +83,7 @@ def trajectories(
         ExportFormat,
         typer.Option(help="datasets: Hugging Face; sft, preferences: training data; tokens; inspect: Inspect's log."),
     ] = "datasets",
-    split: Annotated[str | None, typer.Option(help="train, eval or warmup.")] = None,
+    split: Annotated[str | None, typer.Option(help="train, eval, warmup or failed.")] = None,
     status: Annotated[list[str] | None, typer.Option(help="completed, truncated, failed …; may be repeated.")] = None,
     reward_min: Annotated[float | None, typer.Option()] = None,
     reward_max: Annotated[float | None, typer.Option()] = None,

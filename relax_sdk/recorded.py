@@ -25,7 +25,7 @@ class RecordedTrajectory(Trajectory):
     """A trajectory with what the run's journal says of it. In a notebook it shows itself as a chat with players."""
 
     split: str = "train"
-    """`train`, `eval` or `warmup`."""
+    """`train`, `eval`, `warmup` or `failed`."""
     seq: int | None = None
     """Its number in the order of commits."""
     step: int | None = None
@@ -80,7 +80,7 @@ class TrajectoryFilter:
     """
 
     split: str | None = None
-    """`train`, `eval` or `warmup`; None: all."""
+    """`train`, `eval`, `warmup` or `failed` (failed attempts, also those that were tried again or dropped); None: all."""
     status: str | Sequence[str] | None = None
     """One or several of `Status`; None: all."""
     reward: tuple[float | None, float | None] | float | None = None

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
+from pathlib import Path
 
 import datasets
 import pytest
@@ -132,6 +133,32 @@ def test_an_episode_that_failed_has_no_reward_and_is_not_imitated(tmp_path):
         assert json.loads(log.read("samples/train-0_epoch_2.json"))["scores"] == {}
     assert (results["total_samples"], results["completed_samples"]) == (2, 1)
     assert {score["name"]: score["scored_samples"] for score in results["scores"]} == {"env": 1, "reward": 1}
+
+
+def test_attempts_at_one_position_are_samples_of_their_own_in_a_log_of_inspect(tmp_path):
+    (tmp_path / "tone").mkdir()
+    (tmp_path / "tone" / "config.json").write_text(json.dumps(RunConfig("tone-v0").to_dict()))
+    journal = open_journal(tmp_path / "tone" / "journal.db")
+    group = make_group("tone/train/0/failed-1", versions=(None, None, None))
+    for attempt, t in enumerate(group.trajectories):
+        t.group_index, t.attempts = max(attempt - 1, 0), attempt % 2 + 1
+    journal.commit(group, "tone", "failed")
+    journal.close()
+    assert export_trajectories(tmp_path / "tone", tmp_path / "log", "inspect").rows == {"failed": 3}
+    (file,) = (tmp_path / "log").iterdir()
+    with zipfile.ZipFile(file) as log:
+        names = [name for name in log.namelist() if name.startswith("samples/")]
+        assert sorted(names) == [f"samples/train-0-failed-1_epoch_{epoch}.json" for epoch in (1, 2, 3)]
+        assert {json.loads(log.read(name))["uuid"] for name in names} == {t.id for t in group.trajectories}
+        assert json.loads(log.read("header.json"))["eval"]["config"] == {"epochs": 3}
+
+
+def test_the_splits_that_can_be_chosen_are_named_where_they_are_chosen():
+    cli.add_commands()
+    told = CliRunner().invoke(cli.app, ["export", "trajectories", "--help"], env={"COLUMNS": "200"}).output
+    page = (Path(__file__).parents[2] / "docs" / "looking.md").read_text()
+    for where in (told.partition("--split")[2].partition("--status")[0], page.partition("| `split` |")[2].partition("\n")[0]):
+        assert all(split in where for split in ("train", "eval", "warmup", "failed"))
 
 
 @pytest.mark.parametrize("format", ["sft", "preferences"])

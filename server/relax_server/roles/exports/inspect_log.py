@@ -10,7 +10,7 @@ import base64
 import json
 import math
 import zipfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from relax_sdk.recorded import RecordedTrajectory
 from relax_sdk.showing import last_answer
 from relax_sdk.trajectory import Status
 from relax_server.roles.exports.base import USABLE, Source
+from relax_server.rollout.failed_attempts import FAILED
 
 SCHEMA_VERSION = 2
 _FORMATS = {
@@ -56,6 +57,8 @@ class _Log:
     def __init__(self, source: Source, folder: Path, split: str) -> None:
         self._source, self._split = source, split
         self.summaries: list[dict[str, Any]] = []
+        self._attempts: Counter[str] = Counter()
+        """Failed attempts by their sample: those at one position of a group are several, and each gets an epoch of its own."""
         self._completed = 0
         self._values: defaultdict[str, list[float]] = defaultdict(list)
         run, config = source.layout.folder.name, source.config
@@ -81,6 +84,9 @@ class _Log:
     def add(self, trajectory: RecordedTrajectory) -> None:
         """Write an episode."""
         sample = _sample(self._source, trajectory)
+        if self._split == FAILED:
+            self._attempts[sample["id"]] += 1
+            sample["epoch"] = self._attempts[sample["id"]]
         self._write(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", sample)
         kept = ("id", "epoch", "input", "target", "scores", "metadata", "uuid")
         summary = {name: sample[name] for name in kept} | {"input": _short(trajectory), "completed": True}
@@ -125,7 +131,7 @@ def _short(trajectory: RecordedTrajectory) -> str:
 
 
 def _sample(source: Source, t: RecordedTrajectory) -> dict[str, Any]:
-    """An episode as an `EvalSample`; episodes of one group are epochs of one sample."""
+    """An episode as an `EvalSample`; episodes of one group, or failed attempts at it, are epochs of one sample."""
     messages = [_message(source, t, message) for message in t.messages]
     first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
     prompt = sum(len(turn.prompt_ids) for turn in t.turns)
