@@ -62,6 +62,9 @@ def test_the_grafana_board_asks_for_what_a_run_exports(finished):
 def test_engine_and_trainer_agree_on_fresh_samples(finished):
     fresh = [row["logprob_gap_max"] for row in finished.metrics if row["staleness_max"] == 0]
     assert fresh and max(fresh) <= SAME_WEIGHTS
+    first = finished.metrics[0]
+    assert first["fresh_tokens"] == {"audio": first["n_response_tokens"]}
+    assert all(row["logprob_gap_fresh"].get("audio", 0.0) <= SAME_WEIGHTS for row in finished.metrics)
 
 
 def test_groups_are_trained_once_and_acked(finished):

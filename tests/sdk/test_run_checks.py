@@ -87,6 +87,12 @@ def growing(pays: float, cut: float) -> list[dict[str, Any]]:
     return [row(step, answer_tokens_mean=20 + pays * step, cut_responses=cut * step / 12) for step in range(1, 13)]
 
 
+def fresh(tokens: int = 16, **gaps: float) -> list[dict[str, Any]]:
+    """An asynchronous run: batches of older weights, which differ by what was learnt since, with some fresh samples."""
+    told = dict(logprob_gap_fresh=gaps, fresh_tokens=dict.fromkeys(gaps, tokens))
+    return rows(6, staleness_max=1, logprob_gap_image=0.25, logprob_gap_text=0.01, **told)
+
+
 def slowing(seconds: float) -> list[dict[str, Any]]:
     later = dict(seconds_step=1.0 + seconds, seconds_train=0.8 + seconds, n_response_tokens=2560)
     return [*rows(13), *(row(step, **later) for step in range(14, 34))]
@@ -115,6 +121,7 @@ WRONG = [
     ("slower", slowing(0.8), "1.8 times as long as the first ones (1.00 s); most of it is training; a batch has 2560"),
     ("gap_by_modality", rows(4, logprob_gap_image=0.02), "differ by 2.0e-02 nats a token in fresh samples with image, 1.0e-06"),
     ("gap_by_modality", [row(1, logprob_gap_image=0.02), *rows(3, staleness_max=1)[1:]], "differ by 2.0e-02 nats"),
+    ("gap_by_modality", fresh(image=0.02, text=1e-6), "differ by 2.0e-02 nats a token in fresh samples with image, 1.0e-06"),
 ]
 
 WELL = [
@@ -138,6 +145,9 @@ WELL = [
     ("a task that is solved but for a few", collapsing(1.4)),
     ("rounding", rows(6, logprob_gap_image=2e-5, logprob_gap_text=1e-6)),
     ("older weights, which differ most where most was learnt", rows(6, staleness_max=1, logprob_gap_image=0.05)),
+    ("learnt since, beside fresh samples that agree", fresh(image=2e-6, text=1e-6)),
+    ("few fresh tokens", fresh(tokens=9, image=0.02, text=1e-6)),
+    ("older weights alone", fresh()),
     ("bfloat16", rows(6, logprob_gap_image=0.02, logprob_gap_text=0.015)),
 ]
 

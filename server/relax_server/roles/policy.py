@@ -22,6 +22,7 @@ from relax_server.models.device import gpu_missed
 from relax_server.roles.batch_figures import batch_figures
 from relax_server.roles.channel import Outlet
 from relax_server.roles.field_worker import wait_for_fields
+from relax_server.roles.fresh_gaps import fresh_gaps
 from relax_server.roles.layout import RunLayout
 from relax_server.roles.messages import (
     BatchTaken,
@@ -296,6 +297,8 @@ class PolicyRole:
         trained = time.perf_counter()
         if self.records is not None and self.policy.tokens is not None:
             self.records.add(batch.groups, self.policy.tokens, self.policy.step, batch.version)
+        if self.policy.tokens is not None:
+            metrics |= fresh_gaps(self.policy.tokens, batch.version)
         for stage, start, end in self.policy.spans:
             self.timeline.add(stage, start, end, step=self.policy.step)
         self.unsaved += [group.id for group in batch.groups]
