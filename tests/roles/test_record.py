@@ -46,7 +46,8 @@ def test_all_that_a_run_says_is_kept_and_passed_on(tmp_path: Path) -> None:
         record.stage(f"waiting for the first groups{counts}")
     record.step(flat(1))
     record.warn("the policy process ended (exit code 1); starting it again", "restart", "policy")
-    record.evaluated(flat(1), Evaluation(0.5, 0.1, 8, failures={"EnvError": 2}), newest=flat(1))
+    row = flat(1) | {"eval_reward": 0.5, "eval_ci95": 0.1}
+    record.evaluated(row, Evaluation(0.5, 0.1, 8, failures={"EnvError": 2}), newest=flat(1))
     record.saved(1, tmp_path / "step_000001")
     record.ended(None, stopped=False)
     rows = events(tmp_path)
@@ -172,7 +173,8 @@ def test_a_held_out_reward_that_comes_late_is_judged_with_its_own_step_and_inter
         if step in (7, 12, 17):  # two steps late
             held_out = {7: 0.4, 12: 0.6, 17: reward}[step]
             figures.evaluated(Evaluated(step - 2, Evaluation(held_out, 0.03, 64), step - 2, step - 2), newest=step)
-    assert [row["step"] for row in heard.steps if "eval_reward" in row] == [7, 12, 17], "shown with the newest step"
+    shown = [(row["step"], row["eval_ci95"], row["eval_n"]) for row in heard.steps if "eval_reward" in row]
+    assert shown == [(7, 0.03, 64), (12, 0.03, 64), (17, 0.03, 64)], "with the newest step, and its interval"
     found = [text for text in heard.warnings if "held-out" in text]
     assert len(found) == len(told) and all(words in text for words, text in zip(told, found, strict=True))
     assert all(text.startswith("step 17: ") for text in found)

@@ -126,7 +126,7 @@ class RunRecord:
         self._observer.warn(text)
 
     def evaluated(self, row: dict[str, Any], result: Evaluation, newest: dict[str, Any]) -> None:
-        """Keep that an evaluation has ended; tell its reward with the newest step's figures, and what it lets one find.
+        """Keep that an evaluation has ended; tell its figures with the newest step's figures, and what it lets one find.
 
         Args:
             row: all figures of the step whose weights were evaluated, with those of the evaluation.
@@ -139,7 +139,7 @@ class RunRecord:
         failed = f", {sum(result.failures.values())} failed" if result.failures else ""
         what = f"held-out reward {result.mean_reward:.3f} ± {result.ci95:.3f} over {result.n} episodes{failed}"
         self._write("evaluation", what, step=row["step"])
-        self._show(newest | {"eval_reward": result.mean_reward})
+        self._show(newest | {name: value for name, value in row.items() if name.startswith("eval_")})
         self._judge(row)
 
     def saved(self, step: int, folder: Path) -> None:
