@@ -1,6 +1,7 @@
 """A run as a static site: a plain file server shows all that `relax view` shows of what was written."""
 
 import functools
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,16 +9,19 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
+from relax_server.journal import open_journal
 from relax_server.viewer.bundle import Bundle, write_bundle
 from relax_server.viewer.cli import app
 from relax_server.viewer.folders import FolderSource
 from relax_server.viewer.journals import Journals
 from relax_server.viewer.pages import Pages
 from typer.testing import CliRunner
-from viewed_runs import make_run
+from viewed_runs import make_group, make_run
 
 from relax_sdk.errors import ConfigError
+from relax_sdk.media import Image, MediaStore
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -80,6 +84,32 @@ def test_a_limit_keeps_the_newest_the_worst_and_the_best(tmp_path: Path, static:
     assert len(written) == 2 and 13 in written  # the newest is also one of the worst
     assert 11 in written  # of the best ones the newest
     assert told[-1] == ("tone", 2, 2)
+
+
+def test_members_that_a_limit_leaves_out_are_marked_and_their_media_are_there(tmp_path: Path, static: Path) -> None:
+    folder = make_run(tmp_path / "runs", groups=0, trained=False)
+    own = MediaStore(folder / "media").put(Image.from_array(np.full((8, 8, 3), 77, np.uint8)))
+    group = make_group(1, "tone", folder / "hf", [])
+    part = {"type": "image_url", "image_url": {"url": f"relax-media:{own.sha256}"}}
+    group.trajectories[1].messages[0]["content"].append(part)
+    journal = open_journal(folder / "journal.db")
+    journal.commit(group, "tone")
+    journal.close()
+    write_bundle([tmp_path / "runs"], tmp_path / "site", 1, static)
+    place = tmp_path / "site/data/runs/tone"
+    written = {int(file.stem) for file in (place / "trajectories").iterdir()}
+    seen = set()
+    for file in (place / "groups").iterdir():
+        for member in json.loads(file.read_text())["trajectories"]:
+            assert member.get("left_out", False) == (member["seq"] not in written)
+            seen |= {member["seq"] for member in member["group"] if "left_out" in member}
+            for item in member["media"].values():
+                assert (tmp_path / "site" / item["url"]).is_file()
+    for file in (place / "trajectories").iterdir():
+        page = json.loads(file.read_text())
+        assert "left_out" not in page and all(m.get("left_out", False) == (m["seq"] not in written) for m in page["group"])
+    assert seen and not seen & written
+    assert (place / "media" / f"{own.sha256}.png").is_file()
 
 
 def test_only_an_earlier_site_is_replaced(tmp_path: Path, static: Path) -> None:

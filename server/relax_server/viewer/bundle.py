@@ -124,23 +124,30 @@ class Bundle:
         texts: dict[str, list[Any]] = {"seq": [], "text": []}
         shown = self._write_episodes(run, journal, rows, texts, tell) if journal is not None else {}
         self._put(f"{place}/texts.json", texts)
-        listed = _all_media(run, journal) if journal is not None else []
-        self._put(f"{place}/media.json", {"media": [item for item in listed if item["sha256"] in shown], "next": 0})
+        listed = [item for item in _all_media(run, journal) if item["sha256"] in shown] if journal is not None else []
+        linked = {row.seq for row in rows}
+        for item in listed:
+            item["trajectory_seq"] = item["trajectory_seq"] if item["trajectory_seq"] in linked else None
+        self._put(f"{place}/media.json", {"media": listed, "next": 0})
         self._write_media(run, shown)
 
     def _write_episodes(
         self, run: ViewedRun, journal: SqlJournal, rows: list[TrajectoryRow], texts: dict[str, list[Any]], tell: Tell
     ) -> dict[str, dict[str, Any]]:
-        """Write trajectories and groups; returns what is told of their media by sha256."""
+        """Write trajectories, and groups with all of their members; returns what is told of their media by sha256."""
         episodes, place, shown = self._pages.episodes(run, journal), f"data/runs/{run.name}", dict[str, dict[str, Any]]()
         written: tuple[str, Path] | None = None
+        linked = {row.seq for row in rows}
         for number, row in enumerate(rows, start=1):
             page = episodes.trajectory(row.seq)
             shown |= page["media"]
-            self._put(f"{place}/trajectories/{row.seq}.json", page)
+            self._put(f"{place}/trajectories/{row.seq}.json", _marked(page, linked))
             group = f"{place}/groups/{row.seq}.json"
             if written is None or written[0] != row.group_id:
-                written = row.group_id, self._put(group, episodes.group(row.seq))
+                whole = episodes.group(row.seq)
+                for member in whole["trajectories"]:
+                    shown |= _marked(member, linked)["media"]
+                written = row.group_id, self._put(group, whole)
             else:
                 _same(written[1], self._out / group)
             texts["seq"].append(row.seq)
@@ -182,6 +189,14 @@ def chosen(journal: SqlJournal, run: str, limit: int | None) -> list[TrajectoryR
     while part := journal.find(run, TrajectoryQuery(after=rows[-1].seq if rows else 0, sort="oldest", limit=MOST)):
         rows += part
     return rows
+
+
+def _marked(page: dict[str, Any], linked: set[int]) -> dict[str, Any]:
+    """A trajectory in which it and the members of its group are marked that the site has no page of."""
+    for member in (page, *page["group"]):
+        if member["seq"] not in linked:
+            member["left_out"] = True
+    return page
 
 
 def _all_media(run: ViewedRun, journal: SqlJournal) -> list[dict[str, Any]]:
