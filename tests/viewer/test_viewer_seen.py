@@ -45,6 +45,7 @@ def test_what_is_shown_is_what_the_processor_makes(tmp_path: Path) -> None:
         told = pages.answer(source, ["runs", "tone", "seen", f"{ref.sha256}.json"], {})
         assert isinstance(told, dict) and told["kind"] == ref.kind
         features = extract(data, ref.kind)
+        assert told["tokens"] == features.n_tokens > 0
         if ref.kind == "audio":
             wave, rate = soundfile.read(io.BytesIO(get(told["wave"])), dtype="float32")
             assert (rate, told["samples"]) == (16_000, len(wave))

@@ -17,8 +17,9 @@ import numpy as np
 
 from relax_sdk.decoding import decode_audio, decode_image, decode_video
 from relax_sdk.errors import RelaxError
+from relax_sdk.media import MediaRef
 from relax_server.models.families import media_rule
-from relax_server.models.media_features import FeatureExtractor, resize, settled_size
+from relax_server.models.media_features import FeatureExtractor, resize
 from relax_server.models.processor_config import ProcessorConfig
 
 MEMORY = 8 << 30
@@ -37,21 +38,24 @@ def main(model: Path, out: Path, seconds: int) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (int(used) + seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
         try:
             extractor = FeatureExtractor(ProcessorConfig.load(model), media_rule(model))
-            told = see(extractor, Path(item["path"]), item["kind"], out / item["sha256"])
+            ref = MediaRef(item["sha256"], item["mime"], item["size"])
+            told = see(extractor, Path(item["path"]), ref, out / ref.sha256)
         except (RelaxError, OSError, MemoryError) as error:
             told = {"error": str(error) or type(error).__name__}
         (out / f"{item['sha256']}.json").write_text(json.dumps(told))
 
 
-def see(extractor: FeatureExtractor, path: Path, kind: str, out: Path) -> dict[str, Any]:
-    """What the model saw of one item, told; its files are written beside `out`.
+def see(extractor: FeatureExtractor, path: Path, ref: MediaRef, out: Path) -> dict[str, Any]:
+    """What the model saw of one item, told with the number of its placeholder tokens; its files are written beside `out`.
 
     Raises:
         MediaError: it cannot be decoded, or the model does not take it.
         OSError: it cannot be read, or the files cannot be written.
     """
-    data, config = path.read_bytes(), extractor.config
-    if kind == "audio":
+    data, config, kind = path.read_bytes(), extractor.config, ref.kind
+    made = extractor.outline(data, ref)
+    tokens = {"tokens": made.n_tokens}
+    if made.grid is None:
         wave = decode_audio(data, config.audio.sampling_rate)
         wave = np.pad(wave, (0, max(0, config.audio.min_samples - len(wave))))
         import soundfile
@@ -60,18 +64,17 @@ def see(extractor: FeatureExtractor, path: Path, kind: str, out: Path) -> dict[s
         soundfile.write(out.with_suffix(".wav"), wave, config.audio.sampling_rate, subtype=subtype, format="WAV")
         shape = [config.audio.feature_size, len(wave) // config.audio.hop_length]
         told = {"sampling_rate": config.audio.sampling_rate, "samples": len(wave), "wave": f"{out.name}.wav"}
-        return {"kind": kind, **told, "features": {"shape": shape}}
+        return {"kind": kind, **told, **tokens, "features": {"shape": shape}}
     if kind == "image":
         frames, fps, settings = decode_image(data)[None], None, config.image
-        height, width = settled_size(kind, frames.shape[1], frames.shape[2], settings, settings.max_pixels)
     else:
         frames, fps = decode_video(data, sample=config.sampling)
         settings = config.video
-        height, width = extractor.film_shape(len(frames), frames.shape[1], frames.shape[2])
-    seen = resize(frames, height, width, settings)
+    _, rows, columns = made.grid
+    seen = resize(frames, rows * settings.patch, columns * settings.patch, settings)
     shown = np.unique(np.linspace(0, len(seen) - 1, min(FRAMES, len(seen))).round().astype(int)).tolist()
     names = [_png(seen[index], out.with_name(f"{out.name}-{number}.png")) for number, index in enumerate(shown)]
-    told = {"kind": kind, "height": seen.shape[1], "width": seen.shape[2], "frames": names}
+    told = {"kind": kind, "height": seen.shape[1], "width": seen.shape[2], "frames": names, **tokens}
     if fps is not None:
         told |= {"fps": fps, "times": [index / fps for index in shown], "n_frames": len(seen)}
     return told

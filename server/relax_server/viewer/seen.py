@@ -111,7 +111,8 @@ def make(items: Sequence[tuple[MediaRef, Path]], model: Path, out: Path) -> None
     """
     left = list(items)
     while left:
-        lines = [json.dumps({"path": str(path), "kind": ref.kind, "sha256": ref.sha256}) for ref, path in left]
+        facts = ("sha256", "mime", "size")
+        lines = [json.dumps({name: getattr(ref, name) for name in facts} | {"path": str(path)}) for ref, path in left]
         command = [sys.executable, "-m", "relax_server.viewer.seeing", str(model), str(out), str(SECONDS)]
         around = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         try:
