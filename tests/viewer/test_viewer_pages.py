@@ -329,3 +329,26 @@ async def test_a_run_without_a_model_of_its_own_has_the_texts_of_the_one_that_it
     for name in (str(tmp_path / "gone"), "relax/smollm2-135m"):
         texts, placeholders = await shown(name)
         assert texts[0] == "⟨2⟩" and placeholders is None
+
+
+async def test_a_run_of_too_few_steps_is_told_from_one_in_which_nothing_is_found(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    async with client(folder) as http:
+        page = await read(http, "runs/tone/run.json")
+        assert (page["findings"], page["unjudged"]) == ([], 5)
+        rows = [{"step": n, "time": 1000.0 + n, "seconds_step": 1.0, "staleness_max": 0, "reward": n / 10} for n in range(1, 6)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        page = await read(http, "runs/tone/run.json")
+        assert page["findings"] and page["unjudged"] is None
+
+
+async def test_notes_that_were_noticed_leave_a_mark_beside_problems(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    events = [("finding", "note", "a step takes 2.5 s"), ("finding", "note", "a step takes 3.0 s"), ("finding", "ok", "fine")]
+    events += [("finding", "problem", "nothing is learnt"), ("warning", "note", "a group was dropped")]
+    told = [dict(zip(("kind", "level", "what"), event, strict=True)) for event in events]
+    lines = [{"n": n, "time": 1000.0, "step": n, **event} for n, event in enumerate(told)]
+    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    async with client(tmp_path) as http:
+        (row,) = (await read(http, "runs.json"))["runs"]
+        assert (row["problems"], row["notes"]) == (1, 1)

@@ -13,6 +13,7 @@ from relax_sdk.doctor import examine_run
 from relax_sdk.errors import RelaxError
 from relax_sdk.origin import NOTE
 from relax_sdk.run import CONFIG, METRICS
+from relax_sdk.run_checks import WARM
 from relax_server.journal import postgres
 from relax_server.journal.finding import TrajectoryQuery
 from relax_server.journal.sql import SqlJournal
@@ -29,6 +30,8 @@ PLACES = ("file", "folder")
 """Fields of a run's origin that say where things lie."""
 MOST = 64
 """Runs whose findings are remembered."""
+LEAST = WARM + 2
+"""Steps that `relax doctor` needs to judge a run."""
 SEEN = 1000
 """Newest trajectories whose media say what the environment shows."""
 
@@ -37,7 +40,7 @@ class Overviews:
     """Pages about runs; what the doctor finds is reckoned again only when the run has gone on."""
 
     def __init__(self) -> None:
-        self._findings: OrderedDict[Path, tuple[tuple[str, str], list[dict[str, str]]]] = OrderedDict()
+        self._findings: OrderedDict[Path, tuple[tuple[str, str], list[dict[str, str]] | None]] = OrderedDict()
         self._measured = Measured()
         self._lock = threading.Lock()
 
@@ -51,13 +54,15 @@ class Overviews:
         """
         folder = run.folder
         config = read_json(folder / CONFIG) if folder is not None else None
+        findings = self._of_doctor(folder) if folder is not None else []
         return {
             "summary": summary,
             "config": without_secrets(config) if isinstance(config, dict) else None,
             "origin": _origin(run),
             "status": status_of(run),
             "counts": dataclasses.asdict(journal.counts(run.run)) if journal is not None else None,
-            "findings": self._of_doctor(folder) if folder is not None else [],
+            "findings": findings or [],
+            "unjudged": LEAST if findings is None else None,
             "report": self._measured.report(folder) if folder is not None else None,
             "senses": self._measured.senses(folder) if folder is not None else None,
             "env": _environment(run, journal),
@@ -65,8 +70,8 @@ class Overviews:
             "checkpoints": _checkpoints(folder) if folder is not None else [],
         }
 
-    def _of_doctor(self, folder: Path) -> list[dict[str, str]]:
-        """What `relax doctor RUN` says; nothing while there are too few steps to judge."""
+    def _of_doctor(self, folder: Path) -> list[dict[str, str]] | None:
+        """What `relax doctor RUN` says; None: it cannot judge, mostly as there are too few steps."""
         state = end_of(folder / METRICS), end_of(folder / EVENTS)
         with self._lock:
             known = self._findings.get(folder)
@@ -75,7 +80,7 @@ class Overviews:
         try:
             found = [dataclasses.asdict(finding) for finding in examine_run(folder)]
         except (RelaxError, OSError):
-            found = []
+            found = None
         with self._lock:
             self._findings[folder] = state, found
             self._findings.move_to_end(folder)

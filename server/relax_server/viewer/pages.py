@@ -12,6 +12,7 @@ from typing import Any, Literal
 from relax_server.gateway.errors import bad, unknown
 from relax_server.journal.finding import TrajectoryQuery
 from relax_server.journal.sql import SqlJournal
+from relax_server.journal.texts import MOST_CHARACTERS
 from relax_server.viewer.base import Source, ViewedRun
 from relax_server.viewer.episode import Episodes
 from relax_server.viewer.live import Changes
@@ -46,7 +47,7 @@ class Pages:
     """
 
     def __init__(self, mode: Literal["live", "bundle"] = "live") -> None:
-        self._site = {"mode": mode, "version": version("relax-gym")}
+        self._site = {"mode": mode, "version": version("relax-gym"), "searched": MOST_CHARACTERS}
         self.summaries, self._overviews, self._tokenizers = Summaries(), Overviews(), Tokenizers()
         self.changes = Changes(self.summaries)
         self._seen = Seen()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ class _Figures:
     held_out: tuple[float | None, float | None] = (None, None)
     end: State | None = None
     problems: set[str] = field(default_factory=set)
+    notes: set[str] = field(default_factory=set)
+    """What was noticed and is no problem; a number in it may change while it is the same."""
     events: bool = False
 
 
@@ -73,6 +76,7 @@ class Summaries:
             "started": figures.first or _born(run.folder),
             "updated": figures.time or _changed(run.folder),
             "problems": len(figures.problems) if figures.events else None,
+            "notes": len(figures.notes) if figures.events else None,
             "trajectories": _count(run),
             "evaluation": run.folder is not None and (run.folder / PLAN).is_file(),
             "played": run.folder is None,
@@ -128,6 +132,8 @@ def _add_event(known: _Figures, row: dict[str, Any]) -> None:
         known.end = ENDS[kind]
     if row.get("level") == "problem":
         known.problems.add(str(row.get("what")))
+    if row.get("level") == "note" and kind == "finding":
+        known.notes.add(re.sub(r"[\d.,%]+", "#", str(row.get("what"))))
 
 
 def status_of(run: ViewedRun) -> Any:
