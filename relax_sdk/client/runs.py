@@ -9,11 +9,13 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from relax_sdk.client.trajectories import read_recorded
 from relax_sdk.client.transport import AsyncTransport, Call, Event, Transport, wire
 from relax_sdk.config import SamplingParams
 from relax_sdk.errors import ServiceUnavailable
 from relax_sdk.evaluation import Evaluation
 from relax_sdk.messages import AssistantMessage, Message
+from relax_sdk.recorded import Trajectories
 
 CANCEL_LOOKS, CANCEL_PAUSE = 240, 0.5
 """Looks at a run that was told to end, and seconds between two."""
@@ -203,4 +205,6 @@ def _read_assistant(body: Mapping[str, Any]) -> AssistantMessage:
 
 
 def _read_evaluation(body: Mapping[str, Any]) -> Evaluation:
-    return Evaluation(**{**body, "ci95": float("nan") if body["ci95"] is None else body["ci95"]})  # of a single episode
+    ci95 = float("nan") if body["ci95"] is None else body["ci95"]  # of a single episode
+    trajectories = Trajectories(read_recorded(row) for row in body.get("trajectories", ()))
+    return Evaluation(**{**body, "ci95": ci95, "trajectories": trajectories})

@@ -7,11 +7,21 @@ from typing import Any
 
 from relax_sdk.config import SamplingParams
 from relax_sdk.media import MediaRef
+from relax_sdk.recorded import RecordedTrajectory
 from relax_sdk.trajectory import Status, Trajectory, Turn, VersionSpan
 
 
 def read_trajectory(body: Mapping[str, Any]) -> Trajectory:
     """The trajectory in an answer, with all its tokens."""
+    return Trajectory(**_fields(body))
+
+
+def read_recorded(body: Mapping[str, Any]) -> RecordedTrajectory:
+    """The same with what a run says of it."""
+    return RecordedTrajectory(**_fields(body))
+
+
+def _fields(body: Mapping[str, Any]) -> dict[str, Any]:
     turns = [
         Turn(
             **{name: value for name, value in turn.items() if name not in ("media", "weight_versions", "sampling")},
@@ -21,4 +31,4 @@ def read_trajectory(body: Mapping[str, Any]) -> Trajectory:
         )
         for turn in body["turns"]
     ]
-    return Trajectory(**{**body, "turns": turns, "status": Status(body["status"])})
+    return {**body, "turns": turns, "status": Status(body["status"])}

@@ -52,7 +52,11 @@ def test_a_run_at_the_service_is_as_one_here(station: Service, tmp_path: Path) -
     assert [row["step"] for row in run.metrics] == [1, 2, 3, 4] and "eval_reward" in run.metrics[3]
     assert len(run.history) == 4
     with run:
-        assert 0 <= run.evaluate(limit=3).mean_reward <= 1 and run.evaluate(limit=3).n == 3
+        assert 0 <= run.evaluate(limit=3).mean_reward <= 1
+        played = run.evaluate(limit=3)
+        assert played.n == len(played.trajectories) == 3
+        assert played.mean_reward == pytest.approx(sum(t.reward for t in played.trajectories) / 3)
+        assert all(t.turns[0].response_ids and t.turns[0].media[0].kind == "audio" for t in played.trajectories)
         assert isinstance(run.generate("hello"), relax.AssistantMessage)
     note = json.loads((run.folder / "service.json").read_text())
     with relax.Client(station.url, station.key) as client:

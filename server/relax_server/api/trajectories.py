@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from relax_sdk.evaluation import Evaluation
+from relax_sdk.recorded import RecordedTrajectory
 from relax_sdk.trajectory import Trajectory
-from relax_server.gateway.wire import plain
+from relax_server.gateway.wire import as_json, plain
 
 
 def finished(trajectory: Trajectory) -> dict[str, Any]:
@@ -25,3 +27,12 @@ def whole_trajectory(trajectory: Trajectory) -> dict[str, Any]:
         row["weight_versions"] = [dataclasses.asdict(span) for span in turn.weight_versions]
         turns.append(row)
     return plain(fields | {"turns": turns})
+
+
+def whole_evaluation(evaluation: Evaluation) -> bytes:
+    """An evaluation with its trajectories as JSON; where this machine has their media is left out."""
+    fields = {f.name: getattr(evaluation, f.name) for f in dataclasses.fields(evaluation) if f.name != "trajectories"}
+    kept = [
+        dataclasses.replace(t, media_folder=None) if isinstance(t, RecordedTrajectory) else t for t in evaluation.trajectories
+    ]
+    return as_json(fields | {"trajectories": [whole_trajectory(trajectory) for trajectory in kept]})

@@ -26,6 +26,7 @@ from relax_sdk.run import CONFIG, Run
 from relax_sdk.run_lock import RunLock, cannot_write
 from relax_sdk.runtime import Job, find_runtime, silent
 from relax_server.api.trainings.protocol import Request, Start, Told, spec_of
+from relax_server.api.trajectories import whole_evaluation
 
 INTERRUPTED = 3
 """Exit code after a checkpoint was saved on request."""
@@ -126,7 +127,8 @@ def _serve(job: Job, observer: LineObserver, lines: queue.SimpleQueue[bytes]) ->
             request = msgspec.json.decode(lines.get(), type=Request)
             try:
                 if request.do == "evaluate":
-                    result: Any = session.evaluate(request.split, request.limit or job.config.eval.limit, silent)
+                    done = session.evaluate(request.split, request.limit or job.config.eval.limit, silent)
+                    result: Any = msgspec.Raw(whole_evaluation(done))
                 else:
                     messages = [Message.from_openai(message) for message in request.messages]
                     result = session.generate(messages, SamplingParams(**request.sampling)).to_openai()
