@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -15,11 +16,11 @@ import pytest
 from chromium import AXE, CHROMIUM, chromium, hashes, painted, plays, serious, viewer
 from judged_run import make_judged
 from many_runs import MANY, make_many, text_group
-from page_runs import WORK, make_runs
+from page_runs import WORK, make_runs, make_seed
 from playwright.sync_api import Browser, Page, expect
 from relax_server.journal import open_journal
 from relax_server.viewer.bundle import write_bundle
-from viewed_runs import add_steps
+from viewed_runs import add_steps, make_run, record
 
 from relax_sdk.run_lock import Holder, RunLock
 
@@ -127,6 +128,7 @@ def test_what_the_model_got_of_media_is_shown_on_request(page: Page, site: str) 
     page.goto(f"{site}#/runs/omni/trajectories/{OMNI + 1}")
     page.get_by_text("What the model heard").click()
     expect(page.get_by_text("32,000 samples at 16 kHz, one channel")).to_be_visible(timeout=60_000)
+    expect(page.locator(".medium.audio .seen p").first).to_contain_text(re.compile(r"; \d+ placeholder tokens in the prompt"))
     expect(page.locator(".seen canvas")).to_have_count(2)
     plays(page.get_by_label("The wave that the model heard"), 0.1)
     saw = page.get_by_text("What the model saw")
@@ -411,6 +413,64 @@ def test_a_run_that_trains_is_followed(page: Page, runs: Path, site: str) -> Non
         expect(page.get_by_role("heading", name="Where a step's time goes")).to_be_visible(timeout=20_000)
 
 
+def test_rows_long_ago_that_a_step_has_taken_in_are_asked_for_again(page: Page, runs: Path, site: str) -> None:
+    folder = make_many(runs, "long", 4800)
+    with RunLock(folder, Holder.here()):
+        page.goto(f"{site}#/runs/long/trajectories?sort=seq:asc")
+        expect(page.locator(".list-count")).to_have_text("4,800 trajectories")
+        journal = open_journal(folder / "journal.db")
+        (lease,) = journal.lease(1, "long", "policy", 0, 10, 60.0).leases
+        journal.record_trained("long", [record(lease.group, 7)])
+        journal.close()
+        for step in (7, 8, 9):  # the first part is asked for again at every second step, the newest rows (after 2,800) at each
+            with page.expect_response(re.compile(r"long/trajectories\.json\?(after=(?!2800&)\d+&)?limit=2000$")):
+                add_steps(folder, step, step)
+        expect(page.get_by_role("columnheader", name="Advantage")).to_be_visible()
+        page.goto(f"{site}#/runs/long/trajectories?step_min=7&step_max=7")
+        expect(page.locator(".list-count")).to_have_text("8 of 4,800 trajectories")
+        journal = open_journal(folder / "journal.db")
+        leases = journal.lease(290, "long", "policy", 0, 10, 60.0).leases
+        journal.record_trained("long", [record(lease.group, 7) for lease in leases])
+        journal.close()
+    expect(page.locator(".list-count")).not_to_have_text("8 of 4,800 trajectories")  # when it has ended, all are asked for
+    expect(page.locator(".list-count")).to_have_text("2,305 of 4,800 trajectories")
+
+
+def test_a_run_of_few_steps_tells_what_was_noticed_and_what_failed_and_is_not_called_well(page: Page, tmp_path: Path) -> None:
+    folder = make_seed(tmp_path, 3)
+    ages = {str(age): 10 for age in range(10)}
+    row = {"step": 2, "time": 1002.0, "reward": 0.5, "staleness_histogram": ages}
+    rows = [row | {"step": 1, "failures": {"TimeoutError": 1}}, row | {"failures": {"TimeoutError": 2, "ValueError": 5}}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with viewer(tmp_path) as (url, _):
+        page.goto(f"{url}#/runs/seed-3")
+        main = page.locator("main")
+        expect(main).to_contain_text("Too few steps to be judged yet: relax doctor needs 5.")
+        expect(main).not_to_contain_text("No finding")
+        staleness = page.get_by_role("region", name="Staleness")
+        expect(staleness.locator(".key").first).to_have_text("0 steps old 0.1")
+        expect(staleness.locator(".key").last).to_have_text("6 or more steps old 0.4")
+        failures = page.get_by_role("region", name="Failures", exact=True)
+        expect(failures.get_by_role("row").nth(1)).to_have_text("ValueError5")
+        expect(failures.get_by_role("row").nth(2)).to_have_text("TimeoutError2")
+        expect(failures.get_by_role("link")).to_have_attribute("href", "#/runs/seed-3/trajectories?status=not_ok")
+        finding = {"n": 1, "time": 1001.0, "step": 1, "kind": "finding", "level": "note", "what": "A step is slower"}
+        (folder / "events.jsonl").write_text(json.dumps(finding | {"advice": "look at the timeline"}) + "\n")
+        page.goto(f"{url}#/?q=seed-3")
+        expect(page.get_by_role("row").filter(has_text="seed-3")).to_contain_text("1 note")
+        page.get_by_role("link", name="seed-3").click()
+        findings = page.get_by_role("region", name="Findings", exact=True)
+        expect(findings.get_by_role("listitem")).to_contain_text("A step is slower (noticed at step 1)")
+        expect(findings).to_contain_text("Too few steps to be judged yet")
+
+
+def test_it_is_told_how_much_of_an_episode_is_searched(page: Page, site: str) -> None:
+    page.goto(f"{site}#/runs/many/trajectories")
+    expect(page.get_by_role("searchbox")).to_have_attribute("title", re.compile("first 16,384 characters"))
+    page.get_by_role("searchbox").fill("answer 3")
+    expect(page.get_by_text("The first 16,384 characters of each episode are searched.")).to_be_visible()
+
+
 def test_a_key_is_asked_for_and_media_come_with_it(page: Page, runs: Path) -> None:
     with viewer(runs, "--key", "a-secret-that-is-long-enough") as (url, _):
         page.goto(f"{url}#/runs/omni/trajectories/{OMNI + 1}")
@@ -431,16 +491,26 @@ def test_lost_media_are_told(page: Page, site: str) -> None:
     expect(page.get_by_role("region", name="In short")).to_contain_text("3 media files are gone")
 
 
-def test_a_bundle_opens_from_a_file_server_and_asks_for_nothing_else(page: Page, runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "omni", tmp_path / "omni", ignore=shutil.ignore_patterns("hf"))
-    write_bundle([tmp_path / "omni"], tmp_path / "site", None)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "site")))
+@contextlib.contextmanager
+def bundled(run: Path, site: Path, limit: int | None = None) -> Iterator[str]:
+    """The address of a site of files of a run, written to `site`."""
+    write_bundle([run], site, limit)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
     thread = Thread(target=server.serve_forever)
     thread.start()
     try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+def test_a_bundle_opens_from_a_file_server_and_asks_for_nothing_else(page: Page, runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "omni", tmp_path / "omni", ignore=shutil.ignore_patterns("hf"))
+    with bundled(tmp_path / "omni", tmp_path / "site") as url:
         lost: list[str] = []
         page.on("response", lambda answer: None if answer.ok else lost.append(answer.url))
-        url = f"http://127.0.0.1:{server.server_port}/"
         page.goto(f"{url}#/runs/omni/trajectories?sort=seq%3Aasc")
         page.get_by_role("searchbox").fill("TASK 7")
         expect(page.locator(".list-count")).to_have_text("4 of 13 trajectories")
@@ -449,10 +519,23 @@ def test_a_bundle_opens_from_a_file_server_and_asks_for_nothing_else(page: Page,
         page.goto(f"{url}#/runs/omni")
         expect(page.get_by_role("heading", name="Where a step's time goes")).to_be_visible()
         assert not lost
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
+
+
+def test_a_bundle_of_few_episodes_has_no_link_that_leads_nowhere(page: Page, tmp_path: Path) -> None:
+    make_run(tmp_path, "few", groups=1)
+    with bundled(tmp_path / "few", tmp_path / "site", 1) as url:
+        page.goto(f"{url}#/runs/few/trajectories/3")  # the best; the newest, which is the worst too, is 5
+        story = page.get_by_role("region", name="In short")
+        expect(story.get_by_role("link")).to_have_attribute("href", "#/runs/few/groups/3")
+        members = page.get_by_role("region", name="Group", exact=True).get_by_role("listitem")
+        expect(members).to_have_count(4)
+        expect(members.get_by_role("link")).to_have_text(re.compile("#3"))
+        page.goto(f"{url}#/runs/few/groups/3")
+        expect(page.get_by_role("heading", name="#")).to_have_count(4)
+        expect(page.get_by_role("article", name="Member").get_by_role("link", name="#")).to_have_text("#3")
+        page.goto(f"{url}#/runs/few/media")
+        expect(page.locator(".tile")).to_have_count(3)
+        expect(page.get_by_role("link", name="first in")).to_have_count(0)
 
 
 def test_a_server_that_is_gone_is_told(page: Page, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import { GrowingTable } from "./table";
 import type { Columnar, LiveChange, RunDetail, RunEvent, RunSummary } from "./types";
 
 const PAGE = 10_000;
-const RECHECKED = 2_000; // newest rows whose training may still be announced
+const RECHECKED = 2_000; // rows that are asked for again at once, as their training may have been announced
 
 type Cursor = number | string | null;
 
@@ -25,6 +25,8 @@ export class RunStore {
   private metricsAt: Cursor = null;
   private eventsAt: Cursor = null;
   private seqAt = 0;
+  /** Up to which row the older ones without a step were asked for again; from the first on once all were. */
+  private recheckedTo = 0;
   private stop: (() => void) | null = null;
   private announced: LiveChange | null = null;
   private refreshing = false;
@@ -123,8 +125,9 @@ export class RunStore {
         if (stepped && this.wanted.metrics) await this.loadMetrics();
         if (change.events !== undefined && change.events !== this.eventsAt && this.wanted.events) await this.loadEvents();
         if ((change.seq ?? 0) > this.seqAt && this.wanted.trajectories) await this.loadTrajectories();
-        if (stepped && this.wanted.trajectories) await this.recheck();
         const turned = change.state !== undefined && change.state !== this.readIn; // reports are written at the end
+        const over = turned && this.readIn === "running"; // nothing is announced any more
+        if ((stepped || over) && this.wanted.trajectories) await this.recheck(over);
         if (this.detail && (stepped || turned)) await this.loadDetail();
       }
     } catch {
@@ -134,16 +137,28 @@ export class RunStore {
     }
   }
 
-  /** Rows change once: when they have been trained on. The newest without a step are asked for again. */
-  private async recheck(): Promise<void> {
+  /**
+   * Rows change once: when they have been trained on. Of those without a step the newest are asked for again each time, and of
+   * the older ones a part in turn, or `all` of them: some never get a step, and a page that was away has missed when others did.
+   */
+  private async recheck(all: boolean): Promise<void> {
     const { trajectories } = this;
-    let oldest = -1;
-    for (let row = trajectories.length - 1; row >= Math.max(0, trajectories.length - RECHECKED); row--) {
-      if (trajectories.value("step", row) === null && trajectories.value("split", row) === "train") oldest = row;
+    const newest = Math.max(0, trajectories.length - RECHECKED);
+    const waiting: number[] = [];
+    for (let row = 0; row < trajectories.length; row++) {
+      if (trajectories.value("step", row) === null && trajectories.value("split", row) === "train") waiting.push(row);
     }
-    if (oldest < 0) return;
-    await this.rows(Number(trajectories.value("seq", oldest)) - 1, RECHECKED);
-    this.tell();
+    const seq = (row: number) => Number(trajectories.value("seq", row));
+    const older = waiting.filter((row) => row < newest).map(seq);
+    const recent = waiting.find((row) => row >= newest);
+    if (recent !== undefined) await this.rows(seq(recent) - 1, RECHECKED);
+    if (all || !older.some((one) => one > this.recheckedTo)) this.recheckedTo = 0;
+    for (const one of older) {
+      if (one <= this.recheckedTo) continue;
+      this.recheckedTo = Number((await this.rows(one - 1, RECHECKED)).columns.seq?.at(-1) ?? one);
+      if (!all) break;
+    }
+    if (waiting.length > 0) this.tell();
   }
 
   private tell(): void {

@@ -161,8 +161,9 @@ function compared(t: TrajectoryDetail): Sentence[] {
     return [{ label: "Next", text: "All of its group got the same reward, so nothing could be learnt from it. If most groups are so, tasks are too easy or too hard.", to: { seq: t.seq, view: "groups", name: "See the group" } }];
   }
   const other = best.reward! > t.reward ? best : worst;
+  const shown = other.left_out ? ({ seq: t.seq, view: "groups", name: "See the group" } as const) : ({ seq: other.seq, view: "trajectories", name: `Open #${other.seq}` } as const);
   const text = other === best ? `The best of its group got ${fixed(best.reward)}: compare what it did.` : `It is the best of its group; the worst got ${fixed(worst.reward)}.`;
-  return [{ label: "Next", text, to: { seq: other.seq, view: "trajectories", name: `Open #${other.seq}` } }];
+  return [{ label: "Next", text, to: shown }];
 }
 
 /** Whether a few texts can stand in one sentence. */

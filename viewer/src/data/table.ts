@@ -4,12 +4,15 @@ import type { Column, Columnar, Num } from "./types";
 export class GrowingTable {
   readonly columns = new Map<string, Column>();
   length = 0;
+  /** How often rows were taken in: whoever keeps what was made of them makes it anew when this has changed. */
+  merged = 0;
   private readonly at = new Map<number, number>();
 
   constructor(private readonly key: string) {}
 
   /** Takes rows in: new ones at the end, known ones in their place. Columns that some rows lack hold null there. */
   merge(part: Columnar): void {
+    this.merged++;
     if (part.reset) this.clear();
     const keys = part.columns[this.key] ?? [];
     const places = keys.map((value) => this.place(Number(value)));

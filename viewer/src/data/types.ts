@@ -6,6 +6,8 @@ export interface Site {
   mode: "live" | "bundle";
   version: string;
   keys: boolean;
+  /** Characters of an episode, from its beginning, in which a text is searched. */
+  searched?: number;
 }
 
 export interface RunSummary {
@@ -24,6 +26,7 @@ export interface RunSummary {
   started: Num;
   updated: Num;
   problems: Num;
+  notes?: Num;
   trajectories: Num;
   folder: string | null;
   /** Whether it only measured, so that there are no steps and no curves. */
@@ -92,6 +95,8 @@ export interface RunDetail {
   status: Record<string, unknown> | null;
   counts: Record<string, number> | null;
   findings: Finding[] | null;
+  /** Steps that the doctor needs, where it could not judge; null: it has judged. */
+  unjudged?: Num;
   report?: EvalReport | null;
   senses?: SensesReport | null;
   env: { description: string | null; rewards: string[]; tools: string[]; modalities: string[] } | null;
@@ -189,6 +194,8 @@ export interface Member {
   reward: Num;
   status: string;
   advantage: Num;
+  /** In a site of files: it has no page of its own there. */
+  left_out?: boolean;
 }
 
 export interface TrajectoryDetail {
@@ -225,6 +232,7 @@ export interface TrajectoryDetail {
   samples?: TokenSample[];
   why?: string[];
   replay: string | null;
+  left_out?: boolean;
 }
 
 export interface GroupDetail {
@@ -247,6 +255,8 @@ export interface Seen {
   fps?: Num;
   frames?: string[];
   times?: number[];
+  /** Placeholder tokens that stand for it in a prompt. */
+  tokens?: number;
 }
 
 export interface Lane {

@@ -30,6 +30,7 @@ function SeenView({ run, sha256 }: { run: string; sha256: string }) {
         {value.kind === "video" ? `${plural(frames.length, "frame")}${value.fps ? `, ${number(value.fps)} a second` : ""}, each ` : ""}
         {count(value.width)} × {count(value.height)} pixels
         {value.features ? `; features of shape ${value.features.shape.join(" × ")}` : ""}
+        {tokens(value)}
       </p>
       <div class="frames">
         {frames.map((frame, index) => (
@@ -38,6 +39,10 @@ function SeenView({ run, sha256 }: { run: string; sha256: string }) {
       </div>
     </div>
   );
+}
+
+function tokens(seen: Seen): string {
+  return seen.tokens === undefined ? "" : `; ${plural(seen.tokens, "placeholder token")} in the prompt`;
 }
 
 function Frame({ address, time }: { address: string; time: number | undefined }) {
@@ -54,6 +59,7 @@ function Heard({ seen }: { seen: Seen }) {
       <p class="muted">
         {count(seen.samples)} samples at {number((seen.sampling_rate ?? 0) / 1000)} kHz, one channel
         {seen.features ? `; features of shape ${seen.features.shape.join(" × ")}` : ""}
+        {tokens(seen)}
       </p>
       {seen.wave && <Waves address={seen.wave} rate={seen.sampling_rate ?? null} player={player} />}
       {seen.wave && url && <audio ref={player} controls preload="none" src={url} aria-label="The wave that the model heard" />}

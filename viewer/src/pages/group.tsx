@@ -60,7 +60,7 @@ function Member(properties: { run: string; member: TrajectoryDetail; mean: numbe
     <article class={`member ${against > 0 ? "above" : against < 0 ? "below" : ""} ${here ? "here" : ""}`} aria-label={`Member ${member.group_index ?? ""}`}>
       <header>
         <h3>
-          <a href={link(["runs", run, "trajectories", member.seq])}>#{member.seq}</a>
+          {member.left_out ? <span title="It is not part of this site.">#{member.seq}</span> : <a href={link(["runs", run, "trajectories", member.seq])}>#{member.seq}</a>}
         </h3>
         <span class="member-reward">{member.reward === null ? "" : fixed(member.reward)}</span>
         <span class="muted">{member.advantage === null ? "" : `advantage ${signed(member.advantage)}`}</span>

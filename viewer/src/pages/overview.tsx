@@ -1,7 +1,7 @@
 // A run at a glance: findings first, then curves, stage times, staleness, queue, roles, events and the timeline.
 import { useEffect, useState } from "preact/hooks";
 import type { RunStore } from "../data/store";
-import type { Finding, RunDetail, RunEvent, SensesReport } from "../data/types";
+import type { Finding, Num, RunDetail, RunEvent, SensesReport } from "../data/types";
 import { link } from "../route";
 import { rewardName } from "../data/story";
 import { ago, count, DASH, fixed, groupState, moment, plural } from "../ui/format";
@@ -9,6 +9,7 @@ import { useLoad, useRun, useTitle } from "../ui/hooks";
 import { Facts, Failure, Loading, Notice, Panel, State } from "../ui/parts";
 import { TimelineView } from "../charts/timeline";
 import { Curves } from "./overview_curves";
+import { Failures } from "./overview_failures";
 import { Events, Roles } from "./overview_roles";
 
 export function OverviewPage({ run, query }: { run: string; query: URLSearchParams }) {
@@ -45,8 +46,9 @@ export function OverviewPage({ run, query }: { run: string; query: URLSearchPara
       {measured && detail.report && <measured.Report report={detail.report} run={run} />}
       {detail.summary.evaluation && !detail.report && !detail.senses && <Notice>{detail.summary.state === "running" ? "The report comes when the evaluation ends." : "This evaluation has no report: the same command goes on where it ended."}</Notice>}
       {detail.summary.played && <Notice>A caller of the service had these episodes played. There are no training steps, so there are no curves: look at the <a href={link(["runs", run, "trajectories"])}>episodes</a>.</Notice>}
-      <Findings findings={withoutVerdicts(withNoticed(detail.findings, store.events), detail.senses)} run={run} quiet={!trains(detail)} />
+      <Findings findings={withoutVerdicts(withNoticed(detail.findings, store.events), detail.senses)} run={run} quiet={!trains(detail)} unjudged={detail.unjudged ?? null} steps={detail.summary.step ?? 0} />
       {trains(detail) && <Curves store={store} query={query} />}
+      {trains(detail) && <Failures run={run} metrics={store.metrics} />}
       {measured && detail.senses && <measured.Senses senses={detail.senses} run={run} />}
       {!detail.summary.played && <div class="columns">
         <Panel title={detail.summary.evaluation ? "Logs" : "Roles"}>
@@ -122,14 +124,14 @@ function Figures({ detail, store }: { detail: RunDetail; store: RunStore }) {
   );
 }
 
-/** What the doctor finds now, and the problems that were noticed while the run went on, the latest of each kind. */
+/** What the doctor finds now, and what was noticed while the run went on and is not found any more, the latest of each kind. */
 function withNoticed(findings: Finding[] | null, events: RunEvent[]): Finding[] | null {
   const found = findings ?? [];
   const kind = (what: string) => what.replace(/[\d.,%]+/g, "#").slice(0, 24);
   const known = new Set(found.map((finding) => kind(finding.what)));
-  const noticed = new Map(events.filter((event) => event.level === "problem" && event.kind === "finding").map((event) => [kind(event.what), event]));
+  const noticed = new Map(events.filter((event) => event.level !== "ok" && event.kind === "finding").map((event) => [kind(event.what), event]));
   const late = [...noticed].filter(([name]) => !known.has(name)).map(([, event]) => event);
-  return findings && [...found, ...late.map(({ level, what, advice, step }) => ({ level, what: step === null ? what : `${what} (noticed at step ${step})`, advice }))];
+  return findings && [...found, ...late.map(({ level, what, advice, step }) => ({ level, what: step === null ? what : `${what} (noticed ${step ? `at step ${step}` : "before the first step"})`, advice }))];
 }
 
 /** Findings without what the table of the senses says too, but for problems. */
@@ -138,8 +140,15 @@ function withoutVerdicts(findings: Finding[] | null, senses: SensesReport | null
   return findings && findings.filter((finding) => finding.level === "problem" || !told.has(finding.what));
 }
 
-function Findings({ findings, run, quiet }: { findings: Finding[] | null; run: string; quiet?: boolean }) {
+function Findings({ findings, run, quiet, unjudged, steps }: { findings: Finding[] | null; run: string; quiet?: boolean; unjudged: Num; steps: number }) {
   if (!findings || (quiet && findings.length === 0)) return null; // nothing was trained that could go wrong
+  const early = unjudged !== null && !quiet && (
+    <Notice>
+      {steps < unjudged ? "Too few steps to be judged yet: " : "Not judged: "}
+      <code>relax doctor</code> {steps < unjudged ? `needs ${count(unjudged)}.` : "cannot read this run."}
+    </Notice>
+  );
+  if (findings.length === 0 && early) return early;
   if (findings.length === 0)
     return (
       <p class="all-well">
@@ -162,6 +171,7 @@ function Findings({ findings, run, quiet }: { findings: Finding[] | null; run: s
           </li>
         ))}
       </ul>
+      {early}
       {problems > 0 && (
         <p class="muted">
           Look at the <a href={link(["runs", run, "trajectories"], { sort: "reward:asc" })}>worst episodes</a> to see what they mean.

@@ -11,6 +11,7 @@ import { Loading, Notice, Panel } from "../ui/parts";
 const STAGES = ["seconds_wait", "seconds_load", "seconds_fields", "seconds_train", "seconds_publish"];
 const USUAL = ["loss", "entropy", "kl", "logprob_gap_mean", "grad_norm", "tokens_per_second"];
 const MOST = 24; // charts of found metrics
+const AGES = 7; // classes of staleness, the last of which holds all that is older
 
 type Column = (name: string) => Num[];
 
@@ -67,17 +68,20 @@ function stageSeries(column: Column, has: (name: string) => boolean): Series[] {
   return all.map((one, index) => (index === 0 ? one : { ...one, fillTo: index - 1 }));
 }
 
-/** Shares of each staleness in a step's batch, on top of one another. */
+/** Shares of each staleness in a step's batch, on top of one another; the last class holds all that is older. */
 function stalenessSeries(metrics: GrowingTable, column: Column): Series[] {
   const names = [...metrics.columns.keys()].filter((name) => name.startsWith("staleness_histogram/"));
-  const ages = names.map((name) => Number(name.split("/")[1])).sort((a, b) => a - b).slice(0, 7);
+  const ages = names.map((name) => Number(name.split("/")[1])).sort((a, b) => a - b);
   if (ages.length === 0) return [{ name: "mean staleness", values: column("staleness_mean"), colour: "series-1" }];
-  const counts = ages.map((age) => column(`staleness_histogram/${age}`));
+  const each = ages.map((age) => column(`staleness_histogram/${age}`));
+  const older = each.slice(AGES - 1);
+  const counts = ages.length > AGES ? [...each.slice(0, AGES - 1), older[0]!.map((_, index) => older.reduce((sum, values) => sum + (values[index] ?? 0), 0))] : each;
   const totals = counts[0]!.map((_, index) => counts.reduce((sum, values) => sum + (values[index] ?? 0), 0));
   const shares = counts.map((values) => values.map((value, index) => (totals[index] ? (value ?? 0) / totals[index]! : null)));
   const sums = stacked(shares);
   const zero: Series = { name: "none", values: totals.map(() => 0), colour: "grid", quiet: true };
-  return [zero, ...ages.map((age, index): Series => ({ name: age === 1 ? "1 step old" : `${age} steps old`, values: sums[index]!, told: shares[index]!, colour: `series-${index + 1}`, fillTo: index }))];
+  const named = (age: number, index: number) => (counts.length < ages.length && index === AGES - 1 ? `${age} or more steps old` : age === 1 ? "1 step old" : `${age} steps old`);
+  return [zero, ...ages.slice(0, counts.length).map((age, index): Series => ({ name: named(age, index), values: sums[index]!, told: shares[index]!, colour: `series-${index + 1}`, fillTo: index }))];
 }
 
 function queueSeries(column: Column, has: (name: string) => boolean): Series[] {

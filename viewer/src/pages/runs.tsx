@@ -3,7 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { isBundle, read } from "../data/client";
 import type { RunSummary } from "../data/types";
 import { go, link, setQuery } from "../route";
-import { ago, count, DASH, fixed, moment } from "../ui/format";
+import { ago, count, DASH, fixed, moment, plural } from "../ui/format";
 import { useLoad, useTitle } from "../ui/hooks";
 import { useKeys } from "../ui/keys";
 import { Failure, Loading, Notice, Reward, State } from "../ui/parts";
@@ -169,10 +169,25 @@ function RunRow(properties: { run: RunSummary; chosen: Set<string>; at: boolean 
         {run.held_out !== null && run.held_out_ci95 !== null && <span class="muted"> ± {fixed(run.held_out_ci95)}</span>}
       </td>
       <td class="right">{count(run.trajectories)}</td>
-      <td class="right">{run.problems ? <span class="mark problem">{run.problems}</span> : <span class="muted">{run.problems === 0 ? "none" : DASH}</span>}</td>
+      <td class="right">
+        <Marks run={run} />
+      </td>
       <td class="right" title={moment(run.updated)}>
         {ago(run.updated)}
       </td>
     </tr>
+  );
+}
+
+/** How many problems and how many notes a run has told of while it went on. */
+function Marks({ run }: { run: RunSummary }) {
+  const { problems, notes = 0 } = run;
+  if (!problems && !notes) return <span class="muted">{problems === 0 ? "none" : DASH}</span>;
+  return (
+    <>
+      {problems ? <span class="mark problem">{plural(problems, "problem")}</span> : null}
+      {problems && notes ? ", " : null}
+      {notes ? <span class="mark note">{plural(notes, "note")}</span> : null}
+    </>
   );
 }

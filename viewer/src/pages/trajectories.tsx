@@ -2,6 +2,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { Scatter } from "../charts/scatter";
 import { choices, extent, FILTER_NAMES, isFiltered, listQuery, mediaKinds, RANGES, select, sorting } from "../data/select";
+import { siteInfo } from "../data/client";
 import { searchTexts } from "../data/search";
 import type { RunStore } from "../data/store";
 import type { GrowingTable } from "../data/table";
@@ -50,9 +51,9 @@ export function useSelection(store: RunStore, query: URLSearchParams): { rows: n
   const table = store.trajectories;
   const newest = table.length;
   const found = useLoad(async (signal) => (text ? await searchTexts(store.run, text, signal) : null), [store, text, text ? newest : 0], false);
-  const trained = store.metrics.length;
+  const { merged } = table; // rows change when they have been trained on
   const asked = listQuery(query).toString();
-  const rows = useMemo(() => select(table, query, text ? (found.value ?? new Set()) : null), [table, newest, trained, asked, found.value]);
+  const rows = useMemo(() => select(table, query, text ? (found.value ?? new Set()) : null), [table, merged, asked, found.value]);
   return { rows, error: found.error };
 }
 
@@ -86,6 +87,7 @@ function List(properties: { run: string; table: GrowingTable; rows: number[]; qu
         <span role="status" class="list-count">
           {isFiltered(query) ? `${count(rows.length)} of ${plural(table.length, "trajectory", "trajectories")}` : plural(table.length, "trajectory", "trajectories")}
         </span>
+        {query.get("q")?.trim() && <span class="muted">{searchHelp()}</span>}
         <Choice
           label="Order"
           value={query.get("sort") ?? "seq:desc"}
@@ -161,7 +163,7 @@ function Filters(properties: { table: GrowingTable; query: URLSearchParams }) {
   const open = RANGES.some((range) => query.get(range.low) || query.get(range.high));
   return (
     <form class="filters" role="search" aria-label="Filter trajectories" onSubmit={(event) => event.preventDefault()}>
-      <input type="search" placeholder="Search in what was said" aria-label="Search in what was said" value={query.get("q") ?? ""} onInput={later((value) => setQuery({ q: value }))} />
+      <input type="search" placeholder="Search in what was said" aria-label="Search in what was said" title={searchHelp()} value={query.get("q") ?? ""} onInput={later((value) => setQuery({ q: value }))} />
       <Pick name="status" title="Status" options={choices(table, "status")} extra={[["not_ok", "not finished well"]]} query={query} />
       <Pick name="split" title="Split" options={choices(table, "split")} query={query} />
       <Pick name="env" title="Environment" options={choices(table, "env")} query={query} />
@@ -201,6 +203,12 @@ function Pick(properties: { name: string; title: string; options: string[]; extr
       ))}
     </select>
   );
+}
+
+/** What a search looks through, where the server tells: of long episodes not all. */
+function searchHelp(): string | undefined {
+  const { searched } = siteInfo();
+  return searched ? `The first ${count(searched)} characters of each episode are searched.` : undefined;
 }
 
 let waiting: ReturnType<typeof setTimeout> | undefined;

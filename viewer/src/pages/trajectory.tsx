@@ -4,7 +4,7 @@ import { read, runPath } from "../data/client";
 import { listQuery } from "../data/select";
 import { isExample, story, type Sentence } from "../data/story";
 import type { Quantity } from "../data/tokens";
-import type { TrajectoryDetail } from "../data/types";
+import type { Member, TrajectoryDetail } from "../data/types";
 import { go, link, setQuery } from "../route";
 import { Chat } from "../ui/chat";
 import { count, fixed, plural, seconds, signed } from "../ui/format";
@@ -177,18 +177,33 @@ function GroupPanel({ trajectory }: { trajectory: TrajectoryDetail }) {
       <ol class="members">
         {members.map((member) => (
           <li key={member.seq}>
-            <a href={link(["runs", trajectory.run, "trajectories", member.seq])} aria-current={member.seq === trajectory.seq ? "true" : undefined}>
-              <span class="member-name">#{member.seq}</span>
-              <span class="bar" aria-hidden="true">
-                <span style={{ width: `${high > low ? (((member.reward ?? low) - low) / (high - low)) * 100 : 0}%` }} />
+            {member.left_out ? (
+              <span class="left-out" title="It is not part of this site; see it side by side.">
+                <InGroup member={member} low={low} high={high} />
               </span>
-              <span>{member.reward === null ? member.status : fixed(member.reward)}</span>
-              <span class="muted">{member.advantage === null ? "" : signed(member.advantage)}</span>
-            </a>
+            ) : (
+              <a href={link(["runs", trajectory.run, "trajectories", member.seq])} aria-current={member.seq === trajectory.seq ? "true" : undefined}>
+                <InGroup member={member} low={low} high={high} />
+              </a>
+            )}
           </li>
         ))}
       </ol>
     </Panel>
+  );
+}
+
+/** A line about a member: its number, its reward as a bar between the lowest and the highest, and its advantage. */
+function InGroup({ member, low, high }: { member: Member; low: number; high: number }) {
+  return (
+    <>
+      <span class="member-name">#{member.seq}</span>
+      <span class="bar" aria-hidden="true">
+        <span style={{ width: `${high > low ? (((member.reward ?? low) - low) / (high - low)) * 100 : 0}%` }} />
+      </span>
+      <span>{member.reward === null ? member.status : fixed(member.reward)}</span>
+      <span class="muted">{member.advantage === null ? "" : signed(member.advantage)}</span>
+    </>
   );
 }
 
