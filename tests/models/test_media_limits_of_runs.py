@@ -38,6 +38,7 @@ def features(processor: Processor, item: Media):
     made = processor.features(item.bytes(), item.ref.sha256, item.kind)
     told = Processor.load(processor.path).outline(item.bytes(), item.ref)
     assert (told.n_tokens, told.grid, told.times) == (made.n_tokens, made.grid, made.times)
+    assert (told.sound and told.sound.n_tokens) == (made.sound and made.sound.n_tokens)
     return made
 
 
@@ -88,6 +89,18 @@ def test_a_soundtrack_is_what_was_written() -> None:
     assert decode_soundtrack(film().bytes()) is None
     with pytest.raises(MediaError):
         decode_soundtrack(b"no film at all")
+
+
+@pytest.mark.parametrize("family", [f for f in SEES if f.media.audio_in_video], ids=lambda f: f.name)
+def test_frames_of_a_heard_film_have_the_tokens_that_its_sound_leaves(family) -> None:
+    free = features(processor_of(family, use_audio_in_video=True), heard_film())
+    assert free.sound is not None
+    most = free.n_tokens - 8
+    made = features(processor_of(family, use_audio_in_video=True, max_tokens=most), heard_film())
+    assert made.sound is not None and made.sound.n_tokens == free.sound.n_tokens
+    assert free.sound.n_tokens < made.n_tokens <= most
+    with pytest.raises(MediaError, match=r"more than media.max_tokens"):
+        features(processor_of(family, use_audio_in_video=True, max_tokens=free.sound.n_tokens), heard_film())
 
 
 @pytest.mark.parametrize("family", [f for f in SEES if f.media.audio_in_video], ids=lambda f: f.name)

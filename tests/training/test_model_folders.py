@@ -86,7 +86,7 @@ def test_transformers_reads_the_same_model_from_shards(worker, tmp_path, kind):
 
 
 def made_elsewhere(path: Path) -> tuple[set[str], list[str], bool]:
-    """Devices of the parameters of a model that is made on another device, tensors made on the CPU, and whether any was drawn."""
+    """Devices of the parameters of a model that is made elsewhere, tensors made on the CPU, and whether any was drawn."""
     import torch
     from relax_server.models.families import trained_part
     from relax_server.training.megatron import parallel

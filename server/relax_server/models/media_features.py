@@ -95,16 +95,15 @@ class FeatureExtractor:
             settings = self.config.image
             size = settled_size("image", ref.height, ref.width, settings, settings.max_pixels)
             return _outlined("image", 1, *size, settings, None)
-        if ref.kind == "video" and not self.config.hears_films:
+        if ref.kind == "video":
             sampler = _Sampler(self.config.sampling)
             n, height, width, fps = film_size(data, sampler)
-            settings = self.config.video
-            size = self.film_shape(n, height, width)
-            made = _outlined("video", n, *size, settings, settings.temporal / fps)
-            return replace(made, times=self._times(sampler))
-        made = self._made(data, ref.kind)
-        sound = None if made.sound is None else replace(made.sound, tensor=NO_TENSOR)
-        return replace(made, tensor=NO_TENSOR, sound=sound)
+            settings, wave = self.config.video, self._soundtrack(data)
+            heard = self._heard(wave)
+            made = _outlined("video", n, *self.film_shape(n, height, width, heard), settings, settings.temporal / fps)
+            sound = None if wave is None else MediaFeatures("audio", NO_TENSOR, heard)
+            return replace(made, times=self._times(sampler), sound=sound, n_tokens=made.n_tokens + heard)
+        return replace(self._made(data, ref.kind), tensor=NO_TENSOR)
 
     def _audio(self, wave: np.ndarray) -> MediaFeatures:
         settings = self.config.audio
@@ -140,13 +139,21 @@ class FeatureExtractor:
     def _video(self, data: bytes) -> MediaFeatures:
         settings, sampler = self.config.video, _Sampler(self.config.sampling)
         frames, fps = decode_video(data, sample=sampler)
-        size = self.film_shape(len(frames), frames.shape[1], frames.shape[2])
+        wave = self._soundtrack(data)
+        size = self.film_shape(len(frames), frames.shape[1], frames.shape[2], self._heard(wave))
         seen = replace(_visual(frames, "video", settings, size, settings.temporal / fps), times=self._times(sampler))
-        wave = decode_soundtrack(data, self.config.audio.sampling_rate) if self.config.hears_films else None
         if wave is None:
             return seen
         sound = self._audio(wave)
         return replace(seen, sound=sound, n_tokens=seen.n_tokens + sound.n_tokens)
+
+    def _soundtrack(self, data: bytes) -> np.ndarray | None:
+        """The sound that is heard with a film; None: it is silent, or its sound is not asked for."""
+        return decode_soundtrack(data, self.config.audio.sampling_rate) if self.config.hears_films else None
+
+    def _heard(self, wave: np.ndarray | None) -> int:
+        """Tokens of the sound of a film."""
+        return 0 if wave is None else self._count(self._mel_frames(len(wave))[1])
 
     def _times(self, sampler: _Sampler) -> tuple[float, ...] | None:
         """Seconds at which each temporal patch is shown: between those of its first and its last frame."""
@@ -159,9 +166,11 @@ class FeatureExtractor:
         seconds = [index / sampler.fps for index in frames]
         return tuple((seconds[i] + seconds[i + n - 1]) / 2 for i in range(0, len(seconds), n))
 
-    def film_shape(self, n: int, height: int, width: int) -> tuple[int, int]:
-        """Height and width at which each of n frames is given to the tower."""
+    def film_shape(self, n: int, height: int, width: int, heard: int) -> tuple[int, int]:
+        """Height and width at which each of n frames is given to the tower; `heard`: tokens of the film's sound."""
         settings, tokens = self.config.video, self.config.max_tokens
+        if tokens is not None:
+            tokens = max(1, tokens - heard)
         if not self.config.sampling.evenly or not settings.do_resize:
             most = self.most_pixels(n)
             if tokens is not None:

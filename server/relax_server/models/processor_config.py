@@ -85,7 +85,7 @@ class PatchSettings:
             frames: of a film, all of which have the same size; None: the item is one picture.
         """
         spans = 1 if frames is None else -(-frames // self.temporal)
-        most = min(self.max_pixels, tokens // spans * (self.patch * self.merge) ** 2)
+        most = min(self.max_pixels, max(1, tokens // spans) * (self.patch * self.merge) ** 2)  # a patch has a token at least
         return replace(self, max_pixels=most, min_pixels=min(self.min_pixels, most // 4))  # sides are rounded up to it
 
     @classmethod
