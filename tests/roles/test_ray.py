@@ -360,9 +360,9 @@ def test_a_node_that_dies_takes_no_run_along(cluster, tmp_path):
                     return
 
     watch = Watch(lose)
-    run = fit(tmp_path / "run", 4, watch)
+    run = fit(tmp_path / "run", 8, watch)  # more than what has been played when the node dies
     assert lost and any("ended" in warning for warning in watch.warnings), watch.warnings
-    whole(run, 4)
+    whole(run, 8)
 
 
 SCRIPT = """

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from relax_server.roles import rollout as rollout_role
-from relax_server.roles.messages import Warn
+from relax_server.roles.messages import Published, Warn
 from relax_server.rollout import group
 from relax_server.rollout.episode import Episode
 from rollout_bench import until
@@ -111,12 +111,29 @@ async def test_a_group_that_is_not_shown_one_first_observation_is_counted_and_to
 async def warnings(made, monkeypatch):
     """What the rollout's process warns of while it reports its figures a few times."""
     monkeypatch.setattr(rollout_role, "STATS_SECONDS", 0.0)
-    role, sent = object.__new__(rollout_role.RolloutRole), []
-    role.worker, role.channel = made.worker, SimpleNamespace(send=sent.append)
+    role, sent = reporting_role(made)
     reporting = asyncio.create_task(role.report())
     await until(lambda: len(sent) > 5)
     reporting.cancel()
     return [message for message in sent if isinstance(message, Warn)]
+
+
+def reporting_role(made):
+    """A role that has a worker and a channel alone, and what it sends."""
+    role, sent = object.__new__(rollout_role.RolloutRole), []
+    role.worker, role.channel, role.stepped = made.worker, SimpleNamespace(send=sent.append), asyncio.Event()
+    return role, sent
+
+
+async def test_figures_are_reported_at_every_step_however_fast_steps_are(bench, monkeypatch):
+    monkeypatch.setattr(rollout_role, "STATS_SECONDS", 1000.0)
+    role, sent = reporting_role(bench(Drawn, group_size=4))
+    reporting = asyncio.create_task(role.report())
+    for step in range(1, 4):
+        await until(lambda step=step: len(sent) == step)
+        await role.handle(Published(step, step, 0))
+    await until(lambda: len(sent) == 4)
+    reporting.cancel()
 
 
 async def test_what_still_fails_after_the_retries_is_dropped(bench):

@@ -117,7 +117,7 @@ class RolloutReady:
 
 @dataclass(frozen=True)
 class RolloutReport:
-    """The rollout's figures, sent about once a second; its absence means that the process hangs."""
+    """The rollout's figures, sent at every step and once a second; its absence means that the process hangs."""
 
     values: dict[str, Any]
     """A `relax_server.rollout.RolloutStats` as a dictionary."""

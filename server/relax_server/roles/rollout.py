@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 from relax_sdk.errors import RelaxError, RunError
@@ -52,6 +53,7 @@ from relax_server.rollout.worker import RolloutWorker
 from relax_server.timeline import Timeline
 
 STATS_SECONDS = 1.0
+"""Most seconds between two reports of the rollout's figures."""
 
 UNLIKE = (
     "{env}: the episodes of a group did not begin with the same observation, though they have task and seed in common; their "
@@ -101,6 +103,8 @@ class RolloutRole:
         )
         self.tasks: set[asyncio.Task[None]] = set()
         self.arrived: asyncio.Queue[Any] = asyncio.Queue()
+        self.stepped = asyncio.Event()
+        """The trainer is a step further: its next row of metrics is to have the figures of now."""
 
     async def serve(self, inbox: queue.SimpleQueue[Any]) -> None:
         """Handle messages until a `Stop`; a task that fails ends the process with its error."""
@@ -142,6 +146,7 @@ class RolloutRole:
             self.spawn(self.worker.run())
         elif isinstance(message, Published):
             self.worker.update(version=message.version, consumed=message.consumed, dropped=message.dropped)
+            self.stepped.set()
         elif isinstance(message, Loading):
             self.pool.loading = message.version
         elif isinstance(message, SetEngines):
@@ -206,7 +211,7 @@ class RolloutRole:
         self.channel.send(WarmupMade(made))
 
     async def report(self) -> None:
-        """Figures once a second, the failures that are new, and once that the members of a group began differently."""
+        """Figures at every step and once a second, new failures, and once that the members of a group began differently."""
         warned, unlike = 0, False
         while True:
             stats = self.worker.stats()
@@ -219,7 +224,9 @@ class RolloutRole:
             if stats.unlike_groups and not unlike:
                 unlike = True
                 self.channel.send(Warn(UNLIKE.format(env=self.worker.spec.id), "rollout"))
-            await asyncio.sleep(STATS_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stepped.wait(), STATS_SECONDS)
+            self.stepped.clear()
 
     async def close(self) -> None:
         for task in self.tasks:
