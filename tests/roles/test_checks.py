@@ -30,3 +30,13 @@ def test_an_engine_that_is_not_installed_is_told_before_anything_is_started(tmp_
     with pytest.raises(relax.ConfigError, match=f"no interpreter at .*RELAX_{engine.upper()}_PYTHON"):
         relax.Trainer("tone-v0", engine=engine, folder=tmp_path / "run").fit(steps=1, progress=False)
     assert not (tmp_path / "run" / "logs").exists()
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_films_with_sound_are_refused_for_engines_that_do_not_hear_them(tmp_path, monkeypatch, engine):
+    monkeypatch.setattr("relax_server.roles.local.check_engine", lambda config: None)
+    with pytest.raises(relax.ConfigError, match=f"use_audio_in_video = True: engine='{engine}' does not hear films here"):
+        relax.Trainer("motion-v0", engine=engine, media={"use_audio_in_video": True}, folder=tmp_path / "run").fit(
+            steps=1, progress=False
+        )
+    assert not (tmp_path / "run" / "logs" / "rollout.log").exists()

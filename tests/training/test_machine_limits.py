@@ -56,6 +56,39 @@ def test_a_model_that_does_not_fit_into_memory_says_so(worker, where, what):
     assert re.search(rf"{what} .*GB of the machine's memory are available: .*training\.dtype", said)
 
 
+def step_with_little_memory(path: Path) -> tuple[str, str]:
+    """Train a step for which the machine has no memory left; what it raised."""
+    import resource
+
+    import psutil
+    from training_data import letter_groups, make_policy, read
+
+    policy = make_policy(path)
+    policy.train_step(letter_groups(policy.processor), read, 0)
+    original, limits = policy.trainer.step, resource.getrlimit(resource.RLIMIT_AS)
+
+    def in_little(lr: float) -> Any:
+        import torch
+
+        resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (1 << 20), limits[1]))
+        torch.zeros(1 << 28)
+        return original(lr)
+
+    policy.trainer.step = in_little
+    try:
+        policy.train_step(letter_groups(policy.processor), read, 1)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    return "", ""
+
+
+def test_a_step_that_does_not_fit_into_memory_says_so(worker):
+    kind, said = worker.run(step_with_little_memory, resolve_model("relax/tiny-llama"))
+    assert kind == "OutOfMemory" and "a training step does not fit" in said and "training.dtype" in said
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_told_and_other_errors_pass(number, tmp_path):
     full = r"cannot be written .*the disk is full, \d+ bytes are free; make room"

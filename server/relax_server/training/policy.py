@@ -155,7 +155,12 @@ class PolicyModel(LogprobModel):
                 groups, or the reference's logprobs are to be given and are not.
             TokenError: tokens and media do not fit together.
             MediaError: a media item is damaged or missing.
+            OutOfMemory: the machine or the device has no room for it.
         """
+        with limits_told("a training step does not fit", self.model_path):
+            return self._train_step(groups, media, version, given)
+
+    def _train_step(self, groups: Sequence[Group], media: ReadMedia, version: int, given: Given | None) -> dict[str, float]:
         metrics = StepMetrics()
         self.spans, self.updates_taken = metrics.spans, 0
         parts, targets, tokens = self._prepare(groups, media, version, given, metrics)
