@@ -13,6 +13,7 @@ import argparse
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from relax_server.journal import open_journal
 
 from benchmarks.report import save, table
 from relax_sdk.run_lock import Holder, RunLock
+from tests.viewed_runs import make_omni
 from tests.viewer.chromium import chromium, viewer
 from tests.viewer.many_runs import GROUP, MANY, make_many, text_group
 
@@ -30,6 +32,8 @@ ONE_BAR = 0.3
 """Seconds."""
 RATE = 50
 """Trajectories a second of the live run."""
+OMNI = 12
+"""Trajectories with media, tokens and a training record."""
 TOKENS = 400
 """Most tokens of an answer."""
 WATCH = """
@@ -46,7 +50,7 @@ WATCH = """
 })();
 """
 """Notes when something has first been drawn, and how long the page was busy at a stretch."""
-CHOOSE = "seq => { const at = performance.now(); location.hash = `#/runs/many/trajectories/${seq}`; return at; }"
+CHOOSE = "([run, seq]) => { const at = performance.now(); location.hash = `#/runs/${run}/trajectories/${seq}`; return at; }"
 """Goes to a trajectory, and says when, in milliseconds of the page's clock."""
 
 
@@ -78,24 +82,24 @@ def opening(browser: Browser, url: str, repeats: int) -> list[float]:
     return times
 
 
-def by_link(browser: Browser, url: str, repeats: int) -> list[float]:
+def by_link(browser: Browser, url: str, run: str, numbers: Sequence[int]) -> list[float]:
     """Seconds until a trajectory that was linked to stands there, the page's own code loaded anew."""
     times = []
-    for seq in random.Random(0).sample(range(1, MANY), repeats):
+    for seq in numbers:
         page = new_page(browser)
-        page.goto(f"{url}#/runs/many/trajectories/{seq}")
+        page.goto(f"{url}#/runs/{run}/trajectories/{seq}")
         times.append(shown(page, f"Trajectory #{seq}"))
         page.context.close()
     return times
 
 
-def by_list(browser: Browser, url: str, repeats: int) -> list[float]:
+def by_list(browser: Browser, url: str, run: str, numbers: Sequence[int]) -> list[float]:
     """Seconds from the choice of a trajectory in the list until it stands there."""
     page, times = new_page(browser), []
-    page.goto(f"{url}#/runs/many/trajectories")
+    page.goto(f"{url}#/runs/{run}/trajectories")
     shown(page, "row")
-    for seq in random.Random(1).sample(range(1, MANY), repeats):
-        start = page.evaluate(CHOOSE, seq)
+    for seq in numbers:
+        start = page.evaluate(CHOOSE, [run, seq])
         times.append(shown(page, f"Trajectory #{seq}") - start / 1000)
     page.context.close()
     return times
@@ -144,12 +148,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_many(folder, tokens=TOKENS)
+        make_omni(folder)
         growing = make_many(folder, "live", 800, TOKENS)
         with viewer(folder) as (url, process), chromium() as browser, RunLock(growing, Holder.here()):
+            some = random.Random(0).sample(range(1, MANY), 2 * args.repeats)
+            heard = [1 + number % OMNI for number in range(2 * args.repeats)]
             rows = [
                 row(f"the list of {MANY:,} trajectories", opening(browser, url, args.repeats), OPEN_BAR),
-                row("a trajectory by its link, all loaded anew", by_link(browser, url, args.repeats), ONE_BAR),
-                row("a trajectory from the list", by_list(browser, url, 2 * args.repeats), ONE_BAR),
+                row("a trajectory by its link, all loaded anew", by_link(browser, url, "many", some[: args.repeats]), ONE_BAR),
+                row("a trajectory from the list", by_list(browser, url, "many", some), ONE_BAR),
+                row(
+                    "the same by its link, with media and tokens", by_link(browser, url, "omni", heard[: args.repeats]), ONE_BAR
+                ),
+                row("the same from the list, with media and tokens", by_list(browser, url, "omni", heard), ONE_BAR),
             ]
             grown = live(browser, growing, url, psutil.Process(process.pid), args.live_seconds)
     print(table(rows))

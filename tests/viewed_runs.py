@@ -161,3 +161,26 @@ def add_steps(folder: Path, first: int, last: int) -> None:
             row |= {"staleness_histogram": {"0": 4}, "sample": {"asked": "?", "answer": "!"}}
             row |= {"eval_reward": 0.5, "eval_ci95": 0.1} if step == 2 else {}
             file.write(json.dumps(row) + "\n")
+
+
+def make_omni(parent: Path) -> Path:
+    """A run of two groups whose sound and film are long enough to be heard and seen."""
+    folder = make_run(parent, "omni", groups=2)
+    media = playable(folder)
+    with_media = open_journal(folder / "journal.db")
+    with_media.commit(make_group(7, "omni", folder / "hf", media), "omni")
+    with_media.close()
+    return folder
+
+
+def playable(folder: Path) -> list[MediaRef]:
+    """A picture, two seconds of a rising tone, and two seconds of film."""
+    store, x = MediaStore(folder / "media"), np.linspace(0, 2, 32_000, dtype=np.float32)
+    y, z = np.mgrid[0:48, 0:64].astype(np.uint8)
+    picture = np.stack([y * 5, z * 4, np.full_like(y, 90)], axis=-1)
+    frames = np.stack([np.roll(picture, 4 * n, axis=1) for n in range(16)])
+    sweep = (0.5 * np.sin(2 * np.pi * (300 + 500 * x) * x)).astype(np.float32)
+    return [
+        store.put(item)
+        for item in (Image.from_array(picture), Audio.from_array(sweep, 16_000), Video.from_array(frames, fps=8.0))
+    ]

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import relax_sdk as relax
 from relax_sdk import CheckpointError, ConfigError, export_model
-from relax_sdk.config import RunConfig
+from relax_sdk.config import RunConfig, TrainingConfig
 from relax_sdk.looking_cli import app
 from relax_sdk.model_export import parse_size
 from relax_sdk.run import CONFIG
@@ -65,6 +65,18 @@ def test_an_earlier_checkpoint_in_shards(run, tmp_path):
     assert all(np.array_equal(loaded[name].numpy(), array) for name, array in weights[0].items())
     assert AutoTokenizer.from_pretrained(tmp_path / "out").vocab_size
     assert [f.name for f in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_run_that_attends_as_a_gpu_does_is_exported_on_a_cpu(run, tmp_path):
+    folder, weights = run
+    on_gpu = tmp_path / "run"
+    on_gpu.mkdir()
+    (on_gpu / "checkpoints").symlink_to(folder / "checkpoints")
+    config = RunConfig(env="tone-v0", model=MODEL, training=TrainingConfig(attention="flex", experts="grouped"))
+    (on_gpu / CONFIG).write_text(json.dumps(config.to_dict()))
+    exported(on_gpu, "--to", tmp_path / "out")
+    found = read_weights(tmp_path / "out")
+    assert all(np.array_equal(tensor.numpy(), weights[1][name]) for name, tensor in found.items())
 
 
 def test_the_last_checkpoint_is_what_nobody_asked_for(run):

@@ -40,7 +40,7 @@ def find_checkpoint(layout: RunLayout, step: int | None) -> Path:
 
 
 def export_model(config: RunConfig, layout: RunLayout, request: ModelExport) -> ExportedModel:
-    """Write a model folder, see `relax_sdk.model_export`."""
+    """Write a model folder, see `relax_sdk.model_export`. The process sees no GPU, which may not hold a model of many ranks."""
     if request.to.exists() and (not request.to.is_dir() or any(request.to.iterdir())):
         raise errors.ConfigError(f"{request.to} holds something; name a folder that does not exist yet")
     checkpoint = find_checkpoint(layout, request.checkpoint)
@@ -60,7 +60,7 @@ def export_model(config: RunConfig, layout: RunLayout, request: ModelExport) -> 
             capture_output=True,
             text=True,
             timeout=limit,
-            env=os.environ | thread_limits(config.training.threads),
+            env=os.environ | thread_limits(config.training.threads) | {"CUDA_VISIBLE_DEVICES": ""},
         )
     except subprocess.TimeoutExpired as error:
         raise errors.TrainingError(f"{checkpoint}: it was not exported within {limit:.0f} s, and was given up") from error

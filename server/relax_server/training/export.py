@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ def export(asked: dict[str, Any]) -> dict[str, Any]:
         RelaxError: see `relax_sdk.model_export.export_model`.
     """
     config = read_config(Path(asked["run"]))
-    model = LogprobModel(Path(asked["model"]), training=config.training, seed=config.seed, tuning=config.tuning)
+    training = replace(config.training, attention="auto", experts="auto")  # those of a GPU cannot be had on a CPU
+    model = LogprobModel(Path(asked["model"]), training=training, seed=config.seed, tuning=config.tuning)
     step = model.restore_weights(Path(asked["checkpoint"]))
     return {"step": step, "files": model.export(Path(asked["to"]), asked["shard_size"])}
 
