@@ -145,16 +145,16 @@ def letter_groups(processor: Processor, n_groups: int = 4, size: int = 6, seed: 
 
 
 def with_routes(groups: list[Group], layers: int = 3, experts: int = 4, top_k: int = 2) -> list[Group]:
-    """Give one-turn episodes routes as an engine records them: random, and the same for all tokens of a shared prompt."""
-    rng = np.random.default_rng(0)
+    """Give one-turn episodes routes as an engine records them: any, but those of a token follow from it and what is before it.
+
+    So they are the same wherever a beginning is shared, also by groups whose prompts begin alike.
+    """
     for group in groups:
-        of_prompt: np.ndarray | None = None
         for trajectory in group.trajectories:
             (turn,) = trajectory.turns
-            n = len(turn.prompt_ids) + len(turn.response_ids) - 1
-            routes = rng.random((n, layers, experts)).argsort(-1)[..., :top_k].astype(np.int32)
-            of_prompt = routes[: len(turn.prompt_ids)] if of_prompt is None else of_prompt
-            routes[: len(of_prompt)] = of_prompt
+            tokens = np.array([*turn.prompt_ids, *turn.response_ids][:-1], np.int32)
+            drawn = [np.random.default_rng(tokens[: n + 1]).random((layers, experts)) for n in range(len(tokens))]
+            routes = np.stack(drawn).argsort(-1)[..., :top_k].astype(np.int32)
             turn.routed_experts, turn.routed_shape = routes.tobytes(), list(routes.shape)
     return groups
 
