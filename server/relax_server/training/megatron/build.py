@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    set_tensor_model_parallel_attributes,
+)
 from torch import Tensor
 from transformers.initialization import no_init_weights
 
@@ -25,6 +31,9 @@ from relax_server.training.megatron.hf_weights import HfWeights, WithUntrained, 
 from relax_server.training.megatron.interleaved import InterleavedModel, RankModel
 from relax_server.training.megatron.link import Link
 from relax_server.training.megatron.omni import OmniModel
+
+DIVIDED = {VocabParallelEmbedding: 0, ColumnParallelLinear: 0, RowParallelLinear: 1}
+"""Megatron's divided layers, and the dimension that their weight is divided in."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,7 @@ def build_model(
     with device, no_init_weights():
         parts = [kind(config, hf_config, device, number).to(device) for number in range(layout.vpp)]
     model = InterleavedModel(parts) if len(parts) > 1 else parts[0]
+    _mark_divided(model)
     if config.context_parallel_size > 1:  # a rank has some of the queries, which blocks alone can do
         if attention == "flex":
             raise ConfigError("training.attention = 'flex' cannot be had with layout.cp above 1; set it to 'auto' or 'blocks'")
@@ -84,6 +94,14 @@ def build_model(
     for parameter in model.parameters():  # not `model.to(dtype)`: position buffers stay float32, as in `from_pretrained`
         parameter.data = parameter.data.to(dtype)
     return model
+
+
+def _mark_divided(model: RankModel) -> None:
+    """Mark weights that tensor parallelism divides. Megatron does so only where it draws them, and norms count others once."""
+    for module in model.modules():
+        dim = next((dim for kind, dim in DIVIDED.items() if isinstance(module, kind)), None)
+        if dim is not None and module.weight is not None:
+            set_tensor_model_parallel_attributes(module.weight, True, dim, 1)
 
 
 def load_model(
