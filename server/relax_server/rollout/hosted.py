@@ -9,7 +9,7 @@ import itertools
 import secrets
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -124,10 +124,16 @@ class HostLink(ABC):
         else:
             self._deliver(reply)
 
-    def lost(self, why: str) -> None:
-        """The host is gone: whatever waits for it fails."""
-        self._unanswered.clear()
-        for _, future in list(self._pending.values()):
+    def lost(self, why: str, asked: Collection[int] | None = None) -> None:
+        """The host is gone: whatever waits for it fails.
+
+        Args:
+            why: for the error.
+            asked: numbers of the requests that it was sent, where there may be another host already; None: all.
+        """
+        gone = {id: future for id, (_, future) in self._pending.items() if asked is None or id in asked}
+        self._unanswered -= set(self._unanswered if asked is None else asked)
+        for future in gone.values():
             if not future.done():
                 future.set_exception(EnvError(why))
 

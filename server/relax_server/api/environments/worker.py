@@ -77,6 +77,8 @@ class WorkerLink(HostLink):
         self._not_before, self._pause = 0.0, FIRST_PAUSE
         self._closed = False
         self._given_up: set[int] = set()
+        self._asked: set[int] = set()
+        """Requests that the worker of now was sent."""
 
     async def require_time(self, patient: bool = False) -> None:
         """Raise if whoever is charged for the worker has used up their seconds of a processor.
@@ -114,6 +116,8 @@ class WorkerLink(HostLink):
         writer = self._writer
         if writer is None:
             raise EnvError(await self._gone())
+        if isinstance(message, Ask):
+            self._asked.add(message.id)
         writer.write(frame(encode(message), TO_WORKER))
         with contextlib.suppress(ConnectionError):  # its end is told by the one who watches
             await writer.drain()
@@ -161,7 +165,7 @@ class WorkerLink(HostLink):
         finally:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
-        started, self.how, self._given_up = time.monotonic(), "", set()
+        started, self.how, self._given_up, self._asked = time.monotonic(), "", set(), set()
         self._process, hearing = process, asyncio.create_task(self._hear(process))
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -210,9 +214,9 @@ class WorkerLink(HostLink):
         except RelaxError as error:
             self.how = str(error)
         finally:
-            self._writer = None
+            self._writer, asked = None, self._asked  # the next request starts another worker, while this one's end is told
             await self._finish(process, hearing, writer, started)
-            self.lost(await self._gone())
+            self.lost(await self._gone(), asked)
 
     async def _hear(self, process: asyncio.subprocess.Process) -> str:
         """Charge what the guard says was spent, until it says how the worker ended."""
