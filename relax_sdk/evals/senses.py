@@ -18,6 +18,7 @@ task is paired with. `next`, `previous`: media of the task after it, of the one 
 than that of knowing nothing."""
 SWAPS: tuple[Condition, ...] = ("pairs", "next", "previous")
 HIDDEN: tuple[Condition, ...] = ("blanked", "shuffled")
+"""Conditions in which a kind of media tells nothing of the task."""
 ALL = "all"
 """Stands for all kinds of media together."""
 

@@ -52,3 +52,4 @@ async def test_what_is_asked_while_the_end_of_a_worker_is_told_is_for_the_next_w
         await asyncio.wait_for(following, 60)
     finally:
         await link.close()
+        threads.close()

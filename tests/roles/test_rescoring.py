@@ -147,7 +147,7 @@ class Silent(ToneEnv):
     """Another sound than was played."""
 
     def reset(self, *, seed=None, options=None):
-        (_, question), info = super().reset(seed=seed, options=options)  # type: ignore[misc]
+        (_, question), info = super().reset(seed=seed, options=options)  # type: ignore[misc]  # the observation is a pair here
         return [relax.Audio.from_array(np.zeros(16_000, np.float32)), question], info
 
 

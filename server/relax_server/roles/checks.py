@@ -11,7 +11,7 @@ from relax_server.journal.base import Journal
 
 
 def check_modalities(job: Job, model_path: Path) -> None:
-    """Refuse an environment whose media the model cannot take, and films with sound for an engine that does not hear them.
+    """Refuse an environment whose media the model cannot take.
 
     Raises:
         ConfigError: it cannot.
@@ -24,9 +24,17 @@ def check_modalities(job: Job, model_path: Path) -> None:
         raise ConfigError(
             f"environment {job.spec.id} shows {sorted(needed)}, but the model {job.config.model} takes no {sorted(missing)}"
         )
-    if job.config.media.use_audio_in_video and job.config.engine != "embedded":
+
+
+def check_hearing(config: RunConfig) -> None:
+    """Refuse films with sound for an engine that does not hear them.
+
+    Raises:
+        ConfigError: it does not; the message names one that does.
+    """
+    if config.media.use_audio_in_video and config.engine != "embedded":
         raise ConfigError(
-            f"media.use_audio_in_video = True: engine={job.config.engine!r} does not hear films here; use engine='embedded'"
+            f"media.use_audio_in_video = True: engine={config.engine!r} does not hear films here; use engine='embedded'"
         )
 
 

@@ -13,7 +13,7 @@ from relax_server.journal.base import Journal
 from relax_server.loading_time import seconds_to_load
 from relax_server.roles import shared_memory
 from relax_server.roles.autoscale import Autoscaler
-from relax_server.roles.checks import algorithm_notes, check_division, check_journal, check_modalities
+from relax_server.roles.checks import algorithm_notes, check_division, check_hearing, check_journal, check_modalities
 from relax_server.roles.claim import Claim
 from relax_server.roles.control import RunControlServer
 from relax_server.roles.field_roles import FieldRoles
@@ -164,6 +164,7 @@ class Controller:
     async def start(self) -> None:
         """Start all roles and bring them to the same weights."""
         check_modalities(self.job, self.model_path)
+        check_hearing(self.config)
         check_division(self.config, self.model_path)
         check_journal(self.job, self.placement.journal, self.journal)
         for note in algorithm_notes(self.config):

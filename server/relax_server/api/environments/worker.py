@@ -78,7 +78,7 @@ class WorkerLink(HostLink):
         self._closed = False
         self._given_up: set[int] = set()
         self._asked: set[int] = set()
-        """Requests that the worker of now was sent."""
+        """Requests that the worker of now was sent and somebody waits for."""
 
     async def require_time(self, patient: bool = False) -> None:
         """Raise if whoever is charged for the worker has used up their seconds of a processor.
@@ -136,6 +136,8 @@ class WorkerLink(HostLink):
             if number:
                 self._gave_up(number)
             raise
+        finally:
+            self._asked.discard(number)
 
     def arrived(self, reply: Reply) -> None:
         self._given_up.discard(reply.id)
@@ -214,7 +216,8 @@ class WorkerLink(HostLink):
         except RelaxError as error:
             self.how = str(error)
         finally:
-            self._writer, asked = None, self._asked  # the next request starts another worker, while this one's end is told
+            # The next request starts another worker, while this one's end is told.
+            self._writer, asked = None, self._asked | self._given_up
             await self._finish(process, hearing, writer, started)
             self.lost(await self._gone(), asked)
 
