@@ -15,6 +15,7 @@ import psutil
 from local_runs import SMALL
 from relax_server.journal import open_journal
 from relax_server.roles.layout import RunLayout
+from relax_server.roles.outputs import drop_after
 
 import relax_sdk as relax
 
@@ -72,7 +73,9 @@ def test_a_second_program_is_refused_and_goes_on_at_once_when_the_first_is_kille
 
     wait_until(lambda: not traces(), 15)
     done = int(RunLayout(folder).checkpoints()[-1].name.removeprefix("step_"))
+    drop_after(RunLayout(folder).metrics, done - 1)  # as where the program is killed before it writes a step's row
     run = relax.Trainer.from_run(folder).fit(steps=done + 3, resume=True, progress=False)
     assert [row["step"] for row in run.metrics] == list(range(1, done + 4))
+    assert {"reward", "time", "seconds_step"} <= run.metrics[done - 1].keys()
     counts = open_journal(RunLayout(folder).journal).counts(folder.name)
     assert counts.acked == (done + 3) * 4 and counts.leased == 0

@@ -36,17 +36,22 @@ def test_groups_are_acked_when_the_checkpoint_is_complete(tmp_path: Path) -> Non
     role: Any = object.__new__(PolicyRole)
     role.start, role.policy = SimpleNamespace(config=RunConfig("test-v0")), SimpleNamespace(step=4, saving=None, parks=False)
     role.timeline, role.records, role.pending, role.unsaved = Timeline(None, "policy"), None, None, ["a", "b"]
+    role.told, role.told_before = [{"step": 3}, {"step": 4}], 0
+    kept: list[Any] = []
     role.layout = SimpleNamespace(checkpoint=lambda step: tmp_path / str(step), checkpoints=list)
     role.channel = SimpleNamespace(send=done.append)
     role.bus = SimpleNamespace(ack=lambda groups, step: done.append((groups, step)))
 
     def call(name: str, *args: Any) -> None:
         done.append(name)
+        if name == "begin_save":
+            kept.append([row["step"] for row in args[1]["figures"]])
         role.policy.saving = SimpleNamespace(done=False, began=1.0, ended=2.0) if name == "begin_save" else None
 
     role.ranks = SimpleNamespace(call=call)
     role.save()
     role.policy.step, role.unsaved = 5, ["c"]
+    role.told.append({"step": 5})
     role.look_at_save()
     assert done == ["begin_save"] and role.unsaved == ["c"]
     role.policy.saving.done = True
@@ -54,5 +59,7 @@ def test_groups_are_acked_when_the_checkpoint_is_complete(tmp_path: Path) -> Non
     assert done[1:] == ["finish_save", (["a", "b"], 4), Saved(4, tmp_path / "4", last=False)] and role.unsaved == ["c"]
     role.save()
     role.policy.step, role.unsaved = 6, ["d"]
+    role.told.append({"step": 6})
     role.save()  # which waits for the one before
     assert done[4:] == ["begin_save", "finish_save", (["c"], 5), Saved(5, tmp_path / "5", last=False), "begin_save"]
+    assert kept == [[3, 4], [3, 4, 5], [5, 6]], "the steps since the checkpoint before, whose rows may not be written yet"

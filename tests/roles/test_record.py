@@ -20,6 +20,7 @@ from relax_server.trackers import Tracker
 from relax_sdk.config import RolloutConfig, RunConfig
 from relax_sdk.evaluation import Evaluation
 from relax_sdk.registry import EnvSpec
+from relax_sdk.run import Run
 from relax_sdk.runtime import Job
 
 LONE = RunConfig("e", model="/models/qwen3", rollout=RolloutConfig(group_size=1))
@@ -75,6 +76,27 @@ def test_a_run_that_learns_nothing_says_so_also_after_it_was_resumed(tmp_path: P
     found = [row for row in events(tmp_path) if "nothing was learnt" in row["what"]]
     assert [(row["step"], row["level"]) for row in found] == [(15, "problem")], "ten steps of one start, and only once"
     assert any(text.startswith("step 15: nothing was learnt in the last 10 steps") for text in heard.warnings)
+
+
+def test_steps_inside_a_checkpoint_have_rows_though_nobody_wrote_them(tmp_path: Path) -> None:
+    layout, heard = RunLayout(tmp_path), Heard()
+    figures = Figures(layout, RunRecord(job(tmp_path), heard))
+    figures.begin(0)
+    for step in (1, 2, 3, 6):
+        figures.add(step, flat(step))
+    figures.close()
+    with layout.metrics.open("a") as file:
+        file.write('{"step": 7, "rew')
+    told = [flat(step) | {"step": step} for step in (2, 3, 4, 5)]
+    again = Figures(layout, RunRecord(job(tmp_path, resume=True), heard))
+    again.begin(5, told)
+    again.evaluated(Evaluated(3, Evaluation(0.25, 0.0, 4), 1, 1), newest=5)
+    again.add(6, flat(6))
+    again.recover([told[0], flat(7) | {"step": 7}])  # the trainer alone has ended, between its checkpoint and its word
+    rows = Run(tmp_path, job(tmp_path).config).metrics
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
+    assert ["tokens_per_second" in row for row in rows] == [True, True, True, False, False, True, False]
+    assert rows[2]["eval_reward"] == 0.25 and rows[2]["reward"] == flat(3)["reward"], "an evaluation completes an older row"
 
 
 class Rows(Tracker):

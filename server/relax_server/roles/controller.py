@@ -180,7 +180,7 @@ class Controller:
         self.held_out.there = rollout.has_eval
         ready = await self.inbox.expect(PolicyReady, seconds_to_load(START_SECONDS, self.model_path, checkpoint))
         self.progress.step, self.sync.weights = ready.step, ready.weights
-        self.figures.begin(ready.step)
+        self.figures.begin(ready.step, ready.figures)
         if checkpoint is None and self.config.warmup.steps and rollout.has_warmup:
             await self.warm_up()
         await self.fields.follow(ready.cluster)
@@ -411,6 +411,7 @@ class Controller:
         limit = seconds_to_load(START_SECONDS, self.model_path, checkpoint)
         ready = await self.inbox.expect(PolicyReady, limit, again="policy")
         self.progress.step, self.sync.weights = ready.step, ready.weights
+        self.figures.recover(ready.figures)
         await self.fields.follow(ready.cluster)
         await self.sync.load(ready.step)
         self.tell_rollout()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from relax_server.roles.layout import RunLayout
@@ -27,6 +27,8 @@ class Figures:
     def __init__(self, layout: RunLayout, record: RunRecord) -> None:
         self._layout, self._record = layout, record
         self._rows: dict[int, dict[str, Any]] = {}
+        self._last = 0
+        """The last step that has a row; no step before it lacks one."""
         self._generated: deque[tuple[float, int]] = deque(maxlen=8)
         self._outputs: Outputs | None = None
 
@@ -35,19 +37,36 @@ class Figures:
         """Whether steps can be written."""
         return self._outputs is not None
 
-    def begin(self, step: int) -> None:
-        """Go on after a step; what an earlier start has written of later ones is dropped."""
-        drop_after(self._layout.metrics, step)
+    def begin(self, step: int, told: Iterable[dict[str, Any]] = ()) -> None:
+        """Go on after a step; what an earlier start has written of later ones is dropped.
+
+        Args:
+            step: the last one that is done.
+            told: figures of the last steps before it; see `recover`.
+        """
+        written = drop_after(self._layout.metrics, step)
+        self._rows = {row["step"]: row for row in written[-KEPT:]}
+        self._last = max(self._rows, default=0)
         self._outputs = Outputs(self._layout)
+        self.recover(told)
         self._record.begin(step)
+
+    def recover(self, told: Iterable[dict[str, Any]]) -> None:
+        """Write the steps that are done and have no row, as who was told of them had ended.
+
+        Args:
+            told: figures that the trainer has kept with its checkpoint, each with its `step`; what only the controller knew
+                is not in them.
+        """
+        for row in told:
+            if row["step"] > self._last:
+                self._keep(row)
 
     def add(self, step: int, metrics: dict[str, Any]) -> None:
         """A step is done."""
         row = {"step": step, "time": time.time()} | metrics
         row["tokens_per_second"] = self._token_rate(row)
-        self._rows[step] = row
-        self._rows.pop(step - KEPT, None)
-        self._write(row)
+        self._keep(row)
         self._record.step(row)
 
     def evaluated(self, message: Evaluated, newest: int) -> None:
@@ -74,6 +93,13 @@ class Figures:
         """Close the files."""
         if self._outputs is not None:
             self._outputs.close()
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        """Write the row of a step that was not written, or is done again."""
+        self._last = row["step"]
+        self._rows[self._last] = row
+        self._rows.pop(self._last - KEPT, None)
+        self._write(row)
 
     def _write(self, row: dict[str, Any]) -> None:
         assert self._outputs is not None

@@ -245,6 +245,11 @@ class PolicyReady:
     weights: Path
     cluster: Cluster | None = None
     """The queue's cluster, if the trainer has started one."""
+    figures: tuple[dict[str, Any], ...] = ()
+    """Figures of the last steps inside the checkpoint that it began from, oldest first, each with its `step`.
+
+    The trainer told of these steps in `StepDone`, but who was told may have ended before it wrote them.
+    """
 
 
 @dataclass(frozen=True)

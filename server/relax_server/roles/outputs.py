@@ -22,7 +22,7 @@ class Outputs:
         Raises:
             OSError: they cannot be written, as on a full disk.
         """
-        self._file.write(json.dumps(metrics, default=float) + "\n")
+        self._file.write(_line(metrics))
 
     def close(self) -> None:
         """Close the file. What could not be written has been told of by `write`."""
@@ -30,9 +30,30 @@ class Outputs:
             self._file.close()
 
 
-def drop_after(path: Path, step: int) -> None:
-    """Forget metrics of steps after `step`: the run goes on from there."""
+def drop_after(path: Path, step: int) -> list[dict[str, Any]]:
+    """Forget metrics of steps after `step`: the run goes on from there.
+
+    Returns:
+        The rows that stay, as they were written.
+
+    Raises:
+        OSError: the file cannot be written; it is as it was.
+    """
     if not path.exists():
-        return
-    rows = [line for line in path.read_text().splitlines() if line.endswith("}") and json.loads(line)["step"] <= step]
-    path.write_text("".join(row + "\n" for row in rows))
+        return []
+    lines = path.read_text().splitlines()
+    kept = [row for line in lines if line.endswith("}") and (row := json.loads(line))["step"] <= step]
+    if len(kept) < len(lines):
+        fresh = path.with_name(f".{path.name}")
+        fresh.write_text("".join(_line(row) for row in kept))
+        fresh.replace(path)
+    return kept
+
+
+def plain(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Metrics as a reader of their line has them."""
+    return json.loads(_line(metrics))
+
+
+def _line(metrics: dict[str, Any]) -> str:
+    return json.dumps(metrics, default=float) + "\n"

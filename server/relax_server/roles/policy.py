@@ -38,6 +38,7 @@ from relax_server.roles.messages import (
     Warmup,
     Warn,
 )
+from relax_server.roles.outputs import plain
 from relax_server.roles.poison import POISON, check_bearable, poisoned
 from relax_server.roles.policy_ranks import join_ranks, make_policy, run_rank
 from relax_server.roles.token_records import TokenRecords
@@ -113,6 +114,10 @@ class PolicyRole:
         """Groups trained on since the last checkpoint was begun."""
         self.pending: PendingSave | None = None
         """The checkpoint that is being written."""
+        self.told: list[dict[str, Any]] = []
+        """Figures of the steps since the checkpoint before the last one was begun, oldest first, each with its `step`."""
+        self.told_before = 0
+        """How many of them are of steps before the last checkpoint."""
         self._renewed = self._beat = time.monotonic()
         self.timeline = Timeline(self.layout.timeline, "policy")
 
@@ -131,6 +136,8 @@ class PolicyRole:
                 self.ranks.call("load_reference", self.layout.reference)
             meta = self.ranks.call("load", self.start.checkpoint)
             self.bus.ack(meta["groups"], self.policy.step)  # it may have died between the checkpoint and its ack
+            self.told = meta.get("figures", [])  # a checkpoint of an earlier version has none
+            self.told_before = len(self.told)
         self.bus.restore(self.policy.step)
         self.ready()
 
@@ -138,7 +145,7 @@ class PolicyRole:
         """Put the weights out, leave the devices to the engines where they take turns, and say so."""
         weights = self.put_out()
         self.park()
-        self.channel.send(PolicyReady(self.policy.step, weights, self.cluster))
+        self.channel.send(PolicyReady(self.policy.step, weights, self.cluster, tuple(self.told)))
 
     def park(self) -> None:
         """Leave the devices, if the policy does that."""
@@ -320,6 +327,8 @@ class PolicyRole:
             episode_seconds=mean_of(batch.groups, lambda trajectory: trajectory.timings),
         )
         metrics |= batch_figures(batch.groups, self.policy.step)
+        metrics["time"] = time.time()
+        self.told.append(plain({"step": self.policy.step} | metrics))
         return StepDone(self.policy.step, weights, metrics)
 
     def set_poison_aside(self, batch: GroupBatch, given: Given | None, error: RelaxError) -> None:
@@ -370,7 +379,10 @@ class PolicyRole:
             if self.records is not None:
                 self.records.finish()
             if not folder.exists():
-                self.ranks.call("begin_save", folder, {"groups": self.unsaved, "step": step}, waits)
+                meta = {"groups": self.unsaved, "step": step, "figures": self.told}
+                self.ranks.call("begin_save", folder, meta, waits)
+        self.told = self.told[self.told_before :]
+        self.told_before = len(self.told)
         self.pending = PendingSave(step, folder, self.unsaved)
         self.unsaved = []
         if waits:
