@@ -306,6 +306,22 @@ def test_each_role_that_is_killed_is_started_again_alone(cluster, tmp_path):
 
 
 @pytest.mark.nightly
+def test_each_rank_of_a_layout_that_is_killed_starts_the_trainer_alone_again(cluster, tmp_path):
+    folder, left = tmp_path / "run", ["policy-1", "policy"]
+
+    def kill(step: int) -> None:
+        if left and step >= 6 - 2 * len(left):
+            os.kill(pid_of(left.pop(0), folder), signal.SIGKILL)
+
+    watch = Watch(kill)
+    run = fit(folder, 8, watch, layout={"dp": 2})
+    assert not left
+    ended = [warning for warning in watch.warnings if " process ended" in warning]
+    assert len(ended) == 2 and all("the policy process ended" in warning for warning in ended), watch.warnings
+    whole(run, 8)
+
+
+@pytest.mark.nightly
 def test_an_engine_is_added_beyond_those_that_room_was_kept_for(cluster, tmp_path):
     folder, seen = tmp_path / "run", []
 

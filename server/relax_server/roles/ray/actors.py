@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 
 from relax_sdk.config import EngineKind
@@ -26,10 +27,17 @@ from relax_server.roles.messages import Ended, Failed, Started
 
 
 class RoleActor:
-    """Runs one role in a thread; its messages are the items of `serve`."""
+    """Runs one role in a thread; its messages are the items of `serve`.
 
-    def __init__(self, role: str) -> None:
+    Args:
+        role: its name.
+        several_machines: roles of the run may be on other machines than this one.
+    """
+
+    def __init__(self, role: str, several_machines: bool) -> None:
         self.role = role
+        if several_machines and (interface := interface_of(ray.util.get_node_ip_address())):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
@@ -148,6 +156,19 @@ def check_visible(paths: Sequence[Path], role: str) -> None:
             f"the {role} was put on node {ray.util.get_node_ip_address()}, which does not see {', '.join(missing)}; "
             f"keep runs and models on a file system that all nodes mount at the same path"
         )
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an address; None where no interface has it.
+
+    Trainer processes on several machines must be told it: by itself, gloo takes the address of the machine's name, which is a
+    loopback address on many Linux distributions, so that the other machines wait for it in vain.
+
+    Args:
+        address: by which the other machines know this one.
+    """
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, found in interfaces if any(one.address == address for one in found)), None)
 
 
 def _exists(path: Path) -> bool:

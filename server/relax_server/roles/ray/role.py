@@ -100,7 +100,8 @@ class RayRole:
         until = time.monotonic() + NAME_SECONDS
         while self._current(generation):
             try:
-                return cls.options(**self._places.role_options(self.role, self._threads)).remote(self.role)
+                options = self._places.role_options(self.role, self._threads)
+                return cls.options(**options).remote(self.role, not self._places.one_machine)
             except ValueError as error:  # the name is taken
                 if time.monotonic() > until:
                     raise RunError(
