@@ -133,8 +133,6 @@ def exported_by_formula(folder: Path, name: str, tuning: Tuning) -> None:
     ],
 )
 def test_the_adapter_folder_is_pefts_and_its_formula_gives_the_merged_weights(worker, tmp_path, name, tuning, modules):
-    """With PEFT 0.21.2 `PeftModel.from_pretrained(base, folder).merge_and_unload()` was seen to give these weights, bit for
-    bit, also with experts and with adapters in both towers; PEFT is not a dependency, so here is what it reads."""
     worker.run(exported_by_formula, tmp_path, name, tuning)
     config = json.loads((tmp_path / "m" / "adapter" / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"], config["bias"]) == ("LORA", 4, 6.0, "none")
@@ -194,7 +192,6 @@ def whole_tower_beside_adapters(folder: Path) -> None:
 
 
 def test_a_tower_that_is_trained_whole_is_saved_beside_the_adapters(worker, tmp_path):
-    """PEFT 0.21.2 was seen to load this folder, too, with the tower as one of its `modules_to_save`."""
     from safetensors.torch import load_file
 
     worker.run(whole_tower_beside_adapters, tmp_path)
@@ -204,6 +201,35 @@ def test_a_tower_that_is_trained_whole_is_saved_beside_the_adapters(worker, tmp_
     saved = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(f"{prefix}visual.")}
     assert saved.keys() == {name for name in merged if name.startswith("visual.")}
     assert all(np.array_equal(tensor.numpy(), merged[name].numpy()) for name, tensor in saved.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "options"),
+    [
+        (TEXT, exported_by_formula, (TEXT, DECODER)),
+        (OMNI, exported_by_formula, (OMNI, EVERYWHERE)),
+        (OMNI, whole_tower_beside_adapters, ()),
+    ],
+    ids=["text", "omni", "a tower trained whole"],
+)
+def test_peft_loads_the_adapter_folder_over_the_base_model(worker, tmp_path, name, write, options):
+    """Its model computes what the model with merged weights does, and merging it gives these weights."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, Qwen3OmniMoeThinkerForConditionalGeneration
+
+    worker.run(write, tmp_path, *options)
+    cls: Any = AutoModelForCausalLM if name == TEXT else Qwen3OmniMoeThinkerForConditionalGeneration
+    base, merged = (cls.from_pretrained(path, dtype=torch.float32).eval() for path in (resolve_model(name), tmp_path / "m"))
+    ids = torch.arange(40, 72)[None]
+    with torch.no_grad():
+        before = base(input_ids=ids).logits
+        model = PeftModel.from_pretrained(base, tmp_path / "m" / "adapter").eval()
+        wanted, found = merged(input_ids=ids).logits, model(input_ids=ids).logits
+    assert (found - wanted).abs().max() < 1e-5 < 1e-2 < (found - before).abs().max()
+    weights = model.merge_and_unload().state_dict()
+    assert weights.keys() == merged.state_dict().keys()
+    assert max(float((weights[key] - tensor).abs().max()) for key, tensor in merged.state_dict().items()) < 1e-6
 
 
 def tower_graphs(tuning: Tuning) -> list[bool]:
