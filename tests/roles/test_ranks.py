@@ -83,3 +83,14 @@ def test_killing_each_of_four_ranks_ten_times_loses_nothing(tmp_path: Path, monk
     _, run = fit_watched(trainer(tmp_path / "run", layout={"dp": 2, "tp": 2}), 3 * 40 + 4, in_turn)
     assert not in_turn.left
     all_trained_once(run, 3 * 40 + 4)
+
+
+@pytest.mark.nightly
+def test_a_run_goes_on_in_another_layout(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    trainer(folder, layout={"dp": 2}).fit(steps=2, progress=False)
+    changed = relax.Trainer.from_run(folder, change={"layout": {"dp": 1, "tp": 2}})
+    all_trained_once(changed.fit(steps=4, resume=True, progress=False), 4)
+    alone = relax.Trainer.from_run(folder, change={"layout": {"tp": 1}})
+    all_trained_once(alone.fit(steps=6, resume=True, progress=False), 6)
+    assert not (folder / "logs" / "policy-2.log").exists()
