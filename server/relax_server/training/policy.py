@@ -259,8 +259,6 @@ class PolicyModel(LogprobModel):
             "optimizer": {k: v for k, v in dataclasses.asdict(self.optimizer_config).items() if k not in MAY_CHANGE},
             "training": {"dtype": self.training.dtype, "replay_routes": self.training.replay_routes},
             "sampling": {name: getattr(self.sampling, name) for name in ("temperature", "top_p", "top_k")},
-            # The moments of a divided optimizer lie in other tensors; layouts may differ in all else.
-            **({"layout": {"distributed_optimizer": True}} if parallel.layout().distributed_optimizer else {}),
         }
 
     def save(self, folder_: Path, meta: dict[str, Any]) -> None:

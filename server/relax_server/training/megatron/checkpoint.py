@@ -23,7 +23,7 @@ from relax_server.training.megatron.interleaved import RankModel
 from relax_server.training.megatron.saving import HEADER, Saving, cause_of, fingerprint
 from relax_server.training.megatron.trainer import MegatronTrainer
 
-FORMAT, READ = 3, (2, 3)
+FORMAT, READ = 4, (2, 3, 4)
 """Formats of the checkpoints that are written, and of those that can be read."""
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 """A file with one of these errors is not there; any other error says that it cannot be read or written now."""
@@ -49,10 +49,18 @@ def _tracker() -> Any:
     return get_cuda_rng_tracker()
 
 
-def _state(trainer: MegatronTrainer, *, loading: bool) -> dict[str, Any]:
-    """Model and optimizer as Megatron shards them."""
-    model = _weights(trainer.model)
-    return {"model": model, "optimizer": optimizer_state.sharded_state(trainer.optimizer, model, loading=loading)}
+def _state(trainer: MegatronTrainer, header: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Model and optimizer as Megatron shards them.
+
+    Args:
+        trainer: has them.
+        header: of the checkpoint that they are to be filled from; None: they are to be written.
+    """
+    model, masters = _weights(trainer.model), optimizer_state.MASTERS
+    if header is not None and header["format"] < 4 and "layout" in header["identity"]:  # it has a divided optimizer
+        masters = optimizer_state.OLD_MASTERS
+    shards = optimizer_state.sharded_state(trainer.optimizer, model, loading=header is not None, masters=masters)
+    return {"model": model, "optimizer": shards}
 
 
 def _weights(model: RankModel) -> dict[str, Any]:
@@ -112,7 +120,7 @@ def begin(
 
     def state() -> dict[str, Any]:
         generators = parallel.gather({"torch": torch.get_rng_state(), "megatron": _tracker().get_states()})
-        return _state(trainer, loading=False) | {"generators": generators}
+        return _state(trainer) | {"generators": generators}
 
     with trainer.optimizer_here():
         return Saving(state, header, folder, waits and not trainer.offload)
@@ -179,7 +187,7 @@ def load(folder: Path, trainer: MegatronTrainer, *, identity: dict[str, Any]) ->
     header = _fitting_header(folder, _plain(identity))
     with _failures_told(folder), trainer.optimizer_here():
         _check_files(folder, header)
-        state: Any = dist_checkpointing.load(_state(trainer, loading=True), str(folder))
+        state: Any = dist_checkpointing.load(_state(trainer, header), str(folder))
         _take_weights(trainer.model, state["model"])
         optimizer_state.load(trainer.optimizer, state["optimizer"])
     _restore_generators(state["generators"])

@@ -1,8 +1,11 @@
 """The optimizer in a checkpoint, in a form that every layout reads.
 
-Megatron-Core 0.16.1 has three habits that stand in the way with torch's AdamW: the divided optimizer knows no step count of a
-parameter, gives all parameters one and the same tensor for it after loading, and there are two optimizers where experts are
-divided and one where they are not. Each is answered here.
+The tensors are those of whole parameters, under the same names whether the optimizer is divided or not: AdamW's two moments,
+and the float32 master where the weights are of another type. What Megatron writes around them differs from layout to layout;
+of that only the number of steps is read.
+
+Megatron-Core 0.16.1 has two habits that stand in the way with torch's AdamW: the divided optimizer knows no step count of a
+parameter, and gives all parameters one and the same tensor for it after loading. Both are answered here.
 """
 
 from __future__ import annotations
@@ -19,7 +22,15 @@ METADATA = {
 """How Megatron is to lay out the state: by parameters of the whole model, under the same names in every layout."""
 
 
-def sharded_state(optimizer: Any, model: Any, *, loading: bool) -> Any:
+STATE = "optimizer.state."
+"""What the names of the optimizer's tensors begin with, in a checkpoint."""
+MASTERS = "fp32_param"
+"""Name of the masters in a checkpoint."""
+OLD_MASTERS = "param"
+"""Their name in checkpoints of a divided optimizer of format 3 and before."""
+
+
+def sharded_state(optimizer: Any, model: Any, *, loading: bool, masters: str = MASTERS) -> Any:
     """The optimizer as Megatron shards it.
 
     AdamW makes its moments and step counts at its first step; here they are made if it has not, with the same numbers.
@@ -28,20 +39,28 @@ def sharded_state(optimizer: Any, model: Any, *, loading: bool) -> Any:
         optimizer: Megatron's.
         model: the model as Megatron shards it.
         loading: the shards are to be filled.
+        masters: their name in the checkpoint.
     """
     for chained in optimizer.chained_optimizers:
         if chained.optimizer is None:  # a rank without parameters of its kind
             continue
-        _keep_steps(type(chained))
+        _patch(type(chained))
         chained.init_state_fn(chained.optimizer, chained.config)
         for parameter, state in chained.optimizer.state.items():
             state.setdefault("step", torch.zeros((), device=parameter.device))
-    return optimizer.sharded_state_dict(model, is_loading=loading, metadata=METADATA)
+    state = optimizer.sharded_state_dict(model, is_loading=loading, metadata=METADATA)
+    for chained, part in zip(optimizer.chained_optimizers, _parts(optimizer, state), strict=True):
+        for master in _masters(part, chained.config.bf16):
+            _, _, parameter = master.key.removeprefix(STATE).partition(".")
+            master.key = f"{STATE}{masters}.{parameter}"
+    return state
 
 
 def load(optimizer: Any, state: dict[Any, Any]) -> None:
     """Take what was read into the shards of `sharded_state`."""
-    optimizer.load_state_dict(_regrouped(optimizer, state))
+    steps, parts = _steps_taken(state), _parts(optimizer, state)
+    fitted = [_fitted(chained, part, steps) for chained, part in zip(optimizer.chained_optimizers, parts, strict=True)]
+    optimizer.load_state_dict(dict(enumerate(fitted)) if len(fitted) > 1 else fitted[0])
     for chained in optimizer.chained_optimizers:
         if chained.optimizer is None:
             continue
@@ -49,19 +68,37 @@ def load(optimizer: Any, state: dict[Any, Any]) -> None:
             own["step"] = own["step"].clone()  # of this parameter alone, as every parameter counts it on
 
 
-def _keep_steps(kind: Any) -> None:
-    """Let the divided optimizer keep AdamW's step count of a parameter when it takes the parameter's moments."""
+def _patch(kind: Any) -> None:
+    """Let the divided optimizer keep what is not given with a parameter: its step count, and a master that is the weight."""
     original = getattr(kind, "_set_main_param_and_optimizer_states", None)
-    if original is None or hasattr(original, "keeps_steps"):
+    if original is None or hasattr(original, "keeps"):
         return
 
     def keeping(self: Any, parameter: Any, tensors: dict[str, Any]) -> None:
         group, order = self.model_param_group_index_map[parameter]
-        kept = self.optimizer.state.get(self.optimizer.param_groups[group]["params"][order], {})
-        original(self, parameter, ({"step": kept["step"]} if "step" in kept else {}) | tensors)
+        main = self.optimizer.param_groups[group]["params"][order]
+        kept = {"param": main} | self.optimizer.state.get(main, {})
+        original(self, parameter, {name: kept[name] for name in ("param", "step") if name in kept} | tensors)
 
-    keeping.keeps_steps = True  # type: ignore[attr-defined]
+    keeping.keeps = True  # type: ignore[attr-defined]
     kind._set_main_param_and_optimizer_states = keeping
+
+
+def _masters(part: dict[Any, Any], kept: bool) -> list[Any]:
+    """Shards of the masters of one optimizer, divided or not.
+
+    Args:
+        part: its state as Megatron shards it; changed.
+        kept: False where a master is the weight itself, which the checkpoint holds with the model; it is left out here.
+    """
+    divided = [tensors.pop("param") if not kept else tensors["param"] for tensors in part.get("param_state", {}).values()]
+    return divided + [shard for group in part.get("fp32_from_fp16_params", ()) for shard in group] if kept else []
+
+
+def _parts(optimizer: Any, state: dict[Any, Any]) -> list[dict[Any, Any]]:
+    """The state of each optimizer: there are two where experts are divided, and one where they are not."""
+    count = len(optimizer.chained_optimizers)
+    return [state[i] for i in range(count)] if count > 1 else [state]
 
 
 def _inner(part: dict[Any, Any]) -> dict[Any, Any]:
@@ -69,28 +106,39 @@ def _inner(part: dict[Any, Any]) -> dict[Any, Any]:
     return part.get("optimizer", part)
 
 
-def _regrouped(optimizer: Any, state: dict[Any, Any]) -> dict[Any, Any]:
-    """Fit what stands around the tensors to as many optimizers as there are here."""
-    parts = optimizer.chained_optimizers
-    here = [state[i] for i in range(len(parts))] if len(parts) > 1 else [state]
-    saved = [part for key, part in state.items() if isinstance(key, int) and _is_written(part)] or [state]
-    for part in (*here, *saved):
-        if "state" in _inner(part):
-            _inner(part)["state"].setdefault("common_step", torch.zeros(()))  # Megatron does not write a count of zero
-    if len(saved) == len(parts):
-        return state
-    source = _inner(saved[0])
-    for chained, part in zip(parts, here, strict=True):
-        inner = part.setdefault("optimizer", {}) if "param_state" in part else _inner(part)
-        inner["param_groups"] = [dict(group) for group in _inner(chained.state_dict())["param_groups"]]
-        for group in inner["param_groups"]:
-            if "step" in source["param_groups"][0]:  # of the divided optimizer
-                group["step"] = source["param_groups"][0]["step"]
-        if "state" in inner:
-            inner["state"]["common_step"] = source.get("state", {}).get("common_step", torch.zeros(()))
-        elif "param_state" in part:
-            part["param_state_sharding_type"] = saved[0]["param_state_sharding_type"]
-    return dict(enumerate(here)) if len(parts) > 1 else state
+def _steps_taken(state: dict[Any, Any]) -> float:
+    """The number of steps that AdamW had done when the state was written, in any layout."""
+    written = next((part for key, part in state.items() if isinstance(key, int) and _is_written(part)), state)
+    inner = _inner(written)
+    divided = inner["param_groups"][0].get("step")
+    return float(inner.get("state", {}).get("common_step", 0.0) if divided is None else divided)  # 0 is not written
+
+
+def _fitted(chained: Any, part: dict[Any, Any], steps: float) -> dict[Any, Any]:
+    """The state of one optimizer: tensors as they were read, and around them what is there now.
+
+    Args:
+        chained: the optimizer.
+        part: what was read for it.
+        steps: that it has done.
+    """
+    if chained.optimizer is None:
+        return part
+    own = chained.state_dict()
+    if "param_state" in part:
+        for group in own["optimizer"]["param_groups"]:
+            group["step"] = steps
+        return own | {"param_state": part["param_state"], "param_state_sharding_type": METADATA["distrib_optim_sharding_type"]}
+    if "fp32_from_fp16_params" in own:
+        own["fp32_from_fp16_params"] = part["fp32_from_fp16_params"]
+    _inner(own)["state"] = _read_state(part, own) | {"common_step": torch.tensor(steps)}
+    return own
+
+
+def _read_state(part: dict[Any, Any], own: dict[Any, Any]) -> dict[Any, Any]:
+    """The moments that were read for an undivided optimizer, by number of the parameter."""
+    read = part["optimizer"]["state"] if "optimizer" in own else part["state"]
+    return {number: tensors for number, tensors in read.items() if number != "common_step"}
 
 
 def _is_written(part: Any) -> bool:
