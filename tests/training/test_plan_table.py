@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +15,13 @@ from relax_server.models.families.page import LAYOUTS, refusal
 from relax_server.training.memory_plan import in_flight, plan_layout
 from relax_server.training.planned_model import Model
 
+from benchmarks.layouts import MEASURED
 from relax_sdk import TrainingConfig
 from relax_sdk.layout import LayoutConfig
 
 pytestmark = pytest.mark.nightly
+
+Note = Callable[[str, object], None]
 
 CLOSE = 0.1
 """Relative difference of the bytes of each kind."""
@@ -56,20 +61,31 @@ def held(rank: int, layout: LayoutConfig, port: int, name: str) -> dict[str, int
 
 
 @pytest.mark.parametrize(("family", "name", "divided"), CELLS)
-def test_the_plan_is_what_each_rank_holds(ranks: Ranks, family: str, name: str, divided: bool) -> None:
-    compare(ranks, replace(LAYOUTS[name], distributed_optimizer=divided), TABLE[family].tiny)
+def test_the_plan_is_what_each_rank_holds(ranks: Ranks, record_property: Note, family: str, name: str, divided: bool) -> None:
+    found = compare(ranks, replace(LAYOUTS[name], distributed_optimizer=divided), TABLE[family].tiny)
+    layout = f"{name}, divided optimizer" if divided else name
+    record_property(MEASURED, json.dumps({"architecture": family, "layout": layout} | found))
 
 
 @pytest.mark.parametrize("family", TABLE)
-def test_the_plan_of_an_interleaved_pipeline_is_what_each_rank_holds(ranks: Ranks, deeper: Any, family: str) -> None:
-    compare(ranks, LayoutConfig(pp=2, vpp=2), deeper(family, 4))
+def test_the_plan_of_an_interleaved_pipeline_is_what_each_rank_holds(
+    ranks: Ranks, deeper: Any, record_property: Note, family: str
+) -> None:
+    found = compare(ranks, LayoutConfig(pp=2, vpp=2), deeper(family, 4))
+    record_property(MEASURED, json.dumps({"architecture": family, "layout": "`pp=2`, `vpp=2`"} | found))
 
 
-def compare(ranks: Ranks, layout: LayoutConfig, name: str) -> None:
+def compare(ranks: Ranks, layout: LayoutConfig, name: str) -> dict[str, float]:
+    """Compare the plan of every rank with what it holds.
+
+    Returns:
+        By kind, the largest relative difference of a rank: positive where more was planned.
+    """
     from transformers import AutoConfig
 
     model = Model.of(AutoConfig.from_pretrained(resolve_model(name)))
     wrong: dict[str, tuple[int, int]] = {}
+    found: dict[str, float] = {}
     measured = ranks.run(layout, held, name)
     if layout.ep > 1:  # a plan counts on tokens that are spread evenly over the experts, which a random router does not do
         mean = sum(real["activations"] for real in measured) / len(measured)
@@ -78,6 +94,9 @@ def compare(ranks: Ranks, layout: LayoutConfig, name: str) -> None:
         training = TrainingConfig(token_budget=real.get("tokens", 1024))
         planned = plan_layout(model, layout, training, reference=False, flex=False).ranks[real.pop("stage")]
         for kind in real.keys() - {"tokens"}:
-            if abs(getattr(planned, kind) - real[kind]) > CLOSE * real[kind]:
+            difference = getattr(planned, kind) - real[kind]
+            if abs(difference) > CLOSE * real[kind]:
                 wrong[f"{kind} of rank {number}"] = getattr(planned, kind), real[kind]
+            found[kind] = max(found.get(kind, 0.0), difference / max(real[kind], 1), key=abs)
     assert not wrong, "planned, held"
+    return found
