@@ -76,6 +76,8 @@ class MemoryPlan:
     """Keys and values of one token in an engine."""
     engine_weights: int
     """Bytes of the weights in an engine of one device."""
+    kv_tokens: int
+    """Tokens whose keys and values an engine has room for beside them, on a device of its own; 0: the weights do not fit."""
     layouts: tuple[PlannedLayout, ...]
 
 

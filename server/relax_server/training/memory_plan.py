@@ -270,10 +270,13 @@ def plan(request: PlanRequest) -> MemoryPlan:
         raise ConfigError(found[0].refused)
     room = ROOM * request.device_bytes
     parameters = sum(math.prod(shape) for shape in model.shapes.values())
+    weights = parameters * (2 if request.training.dtype == "bfloat16" else 4)
+    per_token = kv_bytes_per_token(model, request.training)
     return MemoryPlan(
         parameters=parameters,
-        kv_bytes_per_token=kv_bytes_per_token(model, request.training),
-        engine_weights=parameters * (2 if request.training.dtype == "bfloat16" else 4),
+        kv_bytes_per_token=per_token,
+        engine_weights=weights,
+        kv_tokens=max(0, int(room - weights) // per_token),
         layouts=tuple(PlannedLayout(p.layout, p.ranks, p.largest <= room) for p in found),
     )
 
