@@ -60,8 +60,8 @@ def plan(
     room = f"has room for {found.kv_tokens:,} tokens" if found.kv_tokens else "needs more than one device"
     typer.echo(
         f"{found.parameters:,} parameters. An engine holds {found.engine_weights / 1e9:.3f} GB of weights and "
-        f"{found.kv_bytes_per_token:,} bytes of keys and values a token: on a device of its own it {room}. Activations of media "
-        "towers are not planned."
+        f"{found.kv_bytes_per_token:,} bytes of keys and values a token: on a device of its own it {room}. Activations "
+        "of media towers are not planned."
     )
     if not found.layouts:
         typer.echo(
