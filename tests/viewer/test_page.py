@@ -83,6 +83,7 @@ PAGES = {
     "failed": ("#/runs/omni/trajectories/4", "Trajectory"),
     "group": (f"#/runs/omni/groups/{OMNI + 1}", "Group"),
     "media": ("#/runs/omni/media", "Media"),
+    "troubled": ("#/runs/troubled", "troubled"),
     "empty": ("#/runs/empty", "empty"),
     "played": ("#/runs/r_1", "r_1"),
     "no such run": ("#/runs/none", "Not found: The run none"),
@@ -96,6 +97,11 @@ def test_pages_are_accessible_in_light_dark_and_narrow(page: Page, site: str, na
     page.goto(site + address)
     expect(page.locator("main h1, main [role=alert]").first).to_contain_text(title)
     expect(page.locator("main .loading")).to_have_count(0)
+    if name == "troubled":
+        page.get_by_role("button", name="engine-e1.log").click()
+        expect(page.get_by_role("region", name="End of engine-e1.log")).to_contain_text("engine-e1 says 199")
+        for shown in ("Restarts", "nothing was learnt in the last 10 steps", "look at the worst episodes", "lost"):
+            expect(page.locator("main").get_by_text(shown).first).to_be_visible()
     assert serious(page) == []
     page.emulate_media(color_scheme="dark")
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
