@@ -98,6 +98,7 @@ def test_pages_are_accessible_in_light_dark_and_narrow(page: Page, site: str, na
     expect(page.locator("main h1, main [role=alert]").first).to_contain_text(title)
     expect(page.locator("main .loading")).to_have_count(0)
     if name == "troubled":
+        expect(page.get_by_text("The run failed: the engine could not be started again")).to_be_visible()
         page.get_by_role("button", name="engine-e1.log").click()
         expect(page.get_by_role("region", name="End of engine-e1.log")).to_contain_text("engine-e1 says 199")
         for shown in ("Restarts", "nothing was learnt in the last 10 steps", "look at the worst episodes", "lost"):

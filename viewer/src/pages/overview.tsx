@@ -43,6 +43,7 @@ export function OverviewPage({ run, query }: { run: string; query: URLSearchPara
         </p>
       </div>
       <Figures detail={detail} store={store} />
+      <WhyEnded detail={detail} />
       {measured && detail.report && <measured.Report report={detail.report} run={run} />}
       {detail.summary.evaluation && !detail.report && !detail.senses && <Notice>{detail.summary.state === "running" ? "The report comes when the evaluation ends." : "This evaluation has no report: the same command goes on where it ended."}</Notice>}
       {detail.summary.played && <Notice>A caller of the service had these episodes played. There are no training steps, so there are no curves: look at the <a href={link(["runs", run, "trajectories"])}>episodes</a>.</Notice>}
@@ -76,6 +77,18 @@ function trains(detail: RunDetail): boolean {
 /** The model that an evaluation or a check played, which is another one than that of its settings where a run was played. */
 function played(detail: RunDetail): string | undefined {
   return detail.summary.evaluation ? (detail.report?.model ?? detail.senses?.model) : undefined;
+}
+
+/** Why a run is over before its last step, in its own words; they may be several lines, with the command that goes on. */
+function WhyEnded({ detail }: { detail: RunDetail }) {
+  const { state } = detail.summary;
+  const reason = typeof detail.status?.reason === "string" ? detail.status.reason : "";
+  if (!reason || (state !== "failed" && state !== "stopped")) return null;
+  return (
+    <Notice kind={state === "failed" ? "problem" : undefined}>
+      <span class="reason">{state === "failed" ? `The run failed: ${reason}` : `The run was ${reason}`}</span>
+    </Notice>
+  );
 }
 
 function Figures({ detail, store }: { detail: RunDetail; store: RunStore }) {
