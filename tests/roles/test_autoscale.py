@@ -1,7 +1,12 @@
 """Autoscaling: the rule, and a run whose trainer waits."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
-from relax_server.roles.autoscale import Look, wanted_engines
+from relax_server.roles.autoscale import Autoscaler, Look, wanted_engines
+from relax_server.roles.messages import RolloutReport, StepDone
 from test_elastic import going
 
 import relax_sdk as relax
@@ -66,6 +71,24 @@ def test_engines_do_not_come_and_go_by_turns():
             engines, changed_at = wanted, float(second)
             counts.append(engines)
     assert counts == [2]
+
+
+def test_what_is_seen_at_the_end_of_steps_alone_does_not_count():
+    """No call is in flight then, as where no episode may be played ahead; steps may be faster than the clock."""
+    now, added = [0.0], list[str]()
+    fleet: Any = SimpleNamespace(
+        infos=[SimpleNamespace(state="current", external=False)], add=lambda: added.append("e2") or SimpleNamespace(id="e2")
+    )
+    scaler = Autoscaler(RULE, 4, fleet, lambda text: None, clock=lambda: now[0])
+    for tenth in range(400):
+        now[0] = tenth / 10
+        calls = 0 if tenth % 10 else 20
+        scaler.hear(StepDone(tenth, Path("weights")))
+        stats = {"outstanding": 0, "in_flight": 0, "engines": [{"running": calls}]}
+        scaler.hear(RolloutReport(stats, by_clock=tenth % 10 == 0))
+        if added:
+            break
+    assert added == ["e2"]
 
 
 def test_it_is_off_by_default_and_settings_that_cannot_work_are_refused():

@@ -134,6 +134,21 @@ async def test_figures_are_reported_at_every_step_however_fast_steps_are(bench, 
         await role.handle(Published(step, step, 0))
     await until(lambda: len(sent) == 4)
     reporting.cancel()
+    assert [report.by_clock for report in sent] == [True, False, False, False]
+
+
+async def test_steps_do_not_put_off_the_figures_that_the_clock_asks_for(bench, monkeypatch):
+    monkeypatch.setattr(rollout_role, "STATS_SECONDS", 0.05)
+    role, sent = reporting_role(bench(Drawn, group_size=4))
+    reporting = asyncio.create_task(role.report())
+    step = 0
+    while sum(report.by_clock for report in sent) < 4:
+        step += 1
+        await role.handle(Published(step, step, 0))
+        await asyncio.sleep(0.01)
+        assert step < 1000, "steps came before the clock each time"
+    reporting.cancel()
+    assert not all(report.by_clock for report in sent)
 
 
 async def test_what_still_fails_after_the_retries_is_dropped(bench):

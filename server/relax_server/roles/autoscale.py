@@ -98,7 +98,7 @@ class Autoscaler:
             self._waiting = False
         elif isinstance(message, (StepDone, Saved)) or (isinstance(message, Beat) and message.waiting):
             self._waiting = True
-        elif isinstance(message, RolloutReport):
+        elif isinstance(message, RolloutReport) and message.by_clock:
             self._look(message.values)
             self._decide()
 

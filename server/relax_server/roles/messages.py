@@ -121,6 +121,8 @@ class RolloutReport:
 
     values: dict[str, Any]
     """A `relax_server.rollout.RolloutStats` as a dictionary."""
+    by_clock: bool = True
+    """One of those that are sent once a second; the others all see the rollout at the end of a step."""
 
 
 @dataclass(frozen=True)

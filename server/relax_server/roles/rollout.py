@@ -212,10 +212,13 @@ class RolloutRole:
 
     async def report(self) -> None:
         """Figures at every step and once a second, new failures, and once that the members of a group began differently."""
-        warned, unlike = 0, False
+        warned, unlike, due = 0, False, time.monotonic()
         while True:
             stats = self.worker.stats()
-            self.channel.send(RolloutReport(dataclasses.asdict(stats)))
+            by_clock = time.monotonic() >= due
+            if by_clock:
+                due = time.monotonic() + STATS_SECONDS
+            self.channel.send(RolloutReport(dataclasses.asdict(stats), by_clock))
             failed = sum(stats.failures.values())
             if failed > warned:
                 last = stats.last_errors[-1] if stats.last_errors else "?"
@@ -225,7 +228,7 @@ class RolloutRole:
                 unlike = True
                 self.channel.send(Warn(UNLIKE.format(env=self.worker.spec.id), "rollout"))
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.stepped.wait(), STATS_SECONDS)
+                await asyncio.wait_for(self.stepped.wait(), max(due - time.monotonic(), 0.0))
             self.stepped.clear()
 
     async def close(self) -> None:
