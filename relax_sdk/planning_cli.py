@@ -57,10 +57,10 @@ def plan(
         for rank in planned.ranks:
             cells = " ".join(f"{getattr(rank, kind) / 1e9:>14.3f}" for kind in kinds)
             typer.echo(f"{planned.layout!s:<42} {rank.stage:>5} {cells}  {'yes' if planned.fits else 'NO'}")
-    room = f"has room for {found.kv_tokens:,} tokens" if found.kv_tokens else "needs more than one device"
+    room = f"it has room for {found.kv_tokens:,} tokens" if found.kv_tokens else "its weights do not fit"
     typer.echo(
         f"{found.parameters:,} parameters. An engine holds {found.engine_weights / 1e9:.3f} GB of weights and "
-        f"{found.kv_bytes_per_token:,} bytes of keys and values a token: on a device of its own it {room}. Activations "
+        f"{found.kv_bytes_per_token:,} bytes of keys and values a token: on a device of its own {room}. Activations "
         "of media towers are not planned."
     )
     if not found.layouts:

@@ -62,4 +62,4 @@ def test_groups_are_acked_when_the_checkpoint_is_complete(tmp_path: Path) -> Non
     role.told.append({"step": 6})
     role.save()  # which waits for the one before
     assert done[4:] == ["begin_save", "finish_save", (["c"], 5), Saved(5, tmp_path / "5", last=False), "begin_save"]
-    assert kept == [[3, 4], [3, 4, 5], [5, 6]], "the steps since the checkpoint before, whose rows may not be written yet"
+    assert kept == [[3, 4], [3, 4, 5], [4, 5, 6]], "whose rows may not be written yet"

@@ -87,15 +87,17 @@ def test_steps_inside_a_checkpoint_have_rows_though_nobody_wrote_them(tmp_path: 
     figures.close()
     with layout.metrics.open("a") as file:
         file.write('{"step": 7, "rew')
-    told = [flat(step) | {"step": step} for step in (2, 3, 4, 5)]
+    written = Run(tmp_path, job(tmp_path).config).metrics
+    told = [written[1], written[2] | {"time": 1.0}, flat(4) | {"time": 2.0}, flat(5) | {"time": 3.0}]
     again = Figures(layout, RunRecord(job(tmp_path, resume=True), heard))
     again.begin(5, told)
     again.evaluated(Evaluated(3, Evaluation(0.25, 0.0, 4), 1, 1), newest=5)
     again.add(6, flat(6))
-    again.recover([told[0], flat(7) | {"step": 7}])  # the trainer alone has ended, between its checkpoint and its word
+    again.recover([told[0], flat(7) | {"time": 4.0}])  # the trainer alone has ended, between its checkpoint and its word
     rows = Run(tmp_path, job(tmp_path).config).metrics
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
     assert ["tokens_per_second" in row for row in rows] == [True, True, True, False, False, True, False]
+    assert rows[2]["time"] == 1.0, "the row was of an earlier try"
     assert rows[2]["eval_reward"] == 0.25 and rows[2]["reward"] == flat(3)["reward"], "an evaluation completes an older row"
 
 
@@ -200,3 +202,12 @@ def test_a_held_out_reward_that_comes_late_is_judged_with_its_own_step_and_inter
     found = [text for text in heard.warnings if "held-out" in text]
     assert len(found) == len(told) and all(words in text for words, text in zip(told, found, strict=True))
     assert all(text.startswith("step 17: ") for text in found)
+
+
+def test_a_last_line_without_its_end_is_mended(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    layout.metrics.write_text('{"step": 1, "time": 1.0}\n{"step": 2, "time": 2.0}')
+    figures = Figures(layout, RunRecord(job(tmp_path, resume=True), Heard()))
+    figures.begin(2)
+    figures.add(3, flat(3))
+    assert [row["step"] for row in Run(tmp_path, job(tmp_path).config).metrics] == [1, 2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from training_data import largest_relative_difference, letter_groups, make_polic
 
 from relax_sdk.config import SamplingParams
 from relax_sdk.layout import LayoutConfig
+from relax_sdk.tuning import TowersConfig, Tuning
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +97,16 @@ def test_a_stage_keeps_as_many_forests_as_planned(ranks: Ranks, deeper: Any, lay
         assert most == in_flight(layout, stage), stage
 
 
+Settings = Mapping[str, Any]
+NONE: Settings = {}
+
+
 def two_steps(
-    rank: int, layout: LayoutConfig, port: int, model: str, folder: Path, checkpoint: Path | None, dtype: str = "float32"
+    rank: int, layout: LayoutConfig, port: int, model: str, folder: Path, checkpoint: Path | None, settings: Settings = NONE
 ) -> Any:
     """A step, a checkpoint and a step; or, from a checkpoint, the second step alone."""
     begin(rank, layout, port)
-    policy = make_policy(model, eps=1e-3, lr=5e-3, warmup_steps=0, token_budget=150, dtype=dtype)
+    policy = make_policy(model, eps=1e-3, lr=5e-3, warmup_steps=0, token_budget=150, **settings)
     if checkpoint is not None:
         policy.load(checkpoint)
     else:
@@ -139,26 +145,34 @@ def test_a_checkpoint_goes_on_with_and_without_interleaving(
     go_on(ranks, tmp_path, deeper("Qwen3-Omni thinker", 4), first, layouts)
 
 
-def written_again(rank: int, layout: LayoutConfig, port: int, checkpoint: Path, folder: Path, dtype: str) -> None:
+def written_again(
+    rank: int, layout: LayoutConfig, port: int, model: str, checkpoint: Path, folder: Path, settings: Settings
+) -> None:
     begin(rank, layout, port)
-    policy = make_policy(TEXT, eps=1e-3, lr=5e-3, warmup_steps=0, token_budget=150, dtype=dtype)
+    policy = make_policy(model, eps=1e-3, lr=5e-3, warmup_steps=0, token_budget=150, **settings)
     policy.load(checkpoint)
     policy.save(folder / "checkpoint", {})
 
 
-THROUGH = {"one": {}, "dp, divided optimizer": dict(dp=2) | DIVIDED, "tp": dict(tp=2)}
+THROUGH = {"one": {}, "dp, divided optimizer": dict(dp=2) | DIVIDED, "tp": dict(tp=2), "pp": dict(pp=2)}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_checkpoint_that_went_through_other_layouts_has_lost_nothing(ranks: Ranks, tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [(TEXT, NONE), (OMNI, {"dtype": "bfloat16", "tuning": Tuning(towers=TowersConfig(visual_lr=2e-2))})],
+    ids=["float32", "bfloat16, a tower with a rate of its own"],
+)
+def test_a_checkpoint_that_went_through_other_layouts_has_lost_nothing(
+    ranks: Ranks, tmp_path: Path, model: str, settings: Settings
+) -> None:
     """Weights, their float32 masters, moments and step counts: the second step is the same to the last bit."""
     first = LayoutConfig()
-    ranks.run(first, two_steps, TEXT, tmp_path, None, dtype)
+    ranks.run(first, two_steps, model, tmp_path, None, settings)
     checkpoint, wanted = tmp_path / "checkpoint", read_weights(tmp_path / "weights")
-    for name in ("dp, divided optimizer", "tp", "dp, divided optimizer", "one"):
-        ranks.run(LayoutConfig(**THROUGH[name]), written_again, checkpoint, tmp_path / name, dtype)
+    for name in ("dp, divided optimizer", "pp", "dp, divided optimizer", "tp", "one"):
+        ranks.run(LayoutConfig(**THROUGH[name]), written_again, model, checkpoint, tmp_path / name, settings)
         checkpoint = tmp_path / name / "checkpoint"
-        ranks.run(first, two_steps, TEXT, tmp_path / "again", checkpoint, dtype)
+        ranks.run(first, two_steps, model, tmp_path / "again", checkpoint, settings)
         assert largest_relative_difference(read_weights(tmp_path / "again" / "weights"), wanted)[0] == 0, name
 
 
@@ -182,8 +196,9 @@ def in_the_old_format(rank: int, layout: LayoutConfig, port: int, folder: Path) 
 def test_a_divided_optimizer_of_the_old_format_goes_on(ranks: Ranks, tmp_path: Path) -> None:
     layout = LayoutConfig(**THROUGH["dp, divided optimizer"])
     ranks.run(layout, in_the_old_format, tmp_path)
-    ranks.run(LayoutConfig(), written_again, tmp_path / "checkpoint", tmp_path / "one", "bfloat16")
-    ranks.run(layout, two_steps, TEXT, tmp_path / "again", tmp_path / "one" / "checkpoint", "bfloat16")
+    halves = {"dtype": "bfloat16"}
+    ranks.run(LayoutConfig(), written_again, TEXT, tmp_path / "checkpoint", tmp_path / "one", halves)
+    ranks.run(layout, two_steps, TEXT, tmp_path / "again", tmp_path / "one" / "checkpoint", halves)
     found, wanted = read_weights(tmp_path / "again" / "weights"), read_weights(tmp_path / "weights")
     assert largest_relative_difference(found, wanted)[0] == 0
 

@@ -118,7 +118,7 @@ def test_adapters_in_a_layout_are_those_of_one_process(
     compare(tmp_path, reference)
 
 
-@pytest.mark.parametrize("name", ["omni tp, sp, ep", "omni pp", "omni interleaved"])
+@pytest.mark.parametrize("name", ["omni tp, sp, ep", "omni pp", "omni pp, the second stage trains nothing", "omni interleaved"])
 def test_adapters_go_on_from_a_checkpoint_of_one_process(
     ranks: Ranks, alone: Any, deeper: Any, tmp_path: Path, name: str
 ) -> None:
@@ -128,11 +128,26 @@ def test_adapters_go_on_from_a_checkpoint_of_one_process(
     compare(tmp_path, reference)
 
 
-def made(rank: int, layout: LayoutConfig, port: int, tuning: Tuning) -> None:
+def made(rank: int, layout: LayoutConfig, port: int, model: Any, tuning: Tuning) -> None:
     begin(rank, layout, port)
-    policy_of(resolve_model(TEXT), tuning)
+    policy_of(model, tuning)
 
 
 def test_what_no_stage_has_is_refused_by_all(ranks: Ranks) -> None:
     with pytest.raises(ConfigError, match=r"the model has no experts; it has other layers"):
-        ranks.run(LayoutConfig(pp=2), made, Tuning(LoraConfig(rank=2, targets=("experts",))))
+        ranks.run(LayoutConfig(pp=2), made, resolve_model(TEXT), Tuning(LoraConfig(rank=2, targets=("experts",))))
+
+
+@pytest.mark.parametrize(
+    ("layout", "tuning", "message"),
+    [
+        (dict(pp=2, dp=2, distributed_optimizer=True), TOWER, r"stage 1 has nothing to train"),
+        (dict(dp=2, ep=2), Tuning(LoraConfig(rank=2, targets=("experts",))), r"must train something beside experts"),
+    ],
+    ids=["a stage trains nothing", "nothing but experts"],
+)
+def test_what_megatron_could_not_save_is_refused_by_all(
+    ranks: Ranks, layout: dict[str, Any], tuning: Tuning, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ranks.run(LayoutConfig(**layout), made, resolve_model(OMNI), tuning)

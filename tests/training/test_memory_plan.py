@@ -99,7 +99,7 @@ def test_what_is_trained_is_read_from_settings():
         r"768 bytes of keys and values a token: on a device of its own it has room for 1,19\d,\d{3} tokens", answer.output
     )
     small = CliRunner().invoke(planning_cli.app, ["--model", TINY[0], "--devices", "1x0.001GB", "--layout", "dp=1"])
-    assert "keys and values a token: on a device of its own it needs more than one device" in small.output
+    assert "keys and values a token: on a device of its own its weights do not fit" in small.output
 
 
 def test_layouts_share_the_weights_and_the_best_that_fits_comes_first():

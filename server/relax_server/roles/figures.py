@@ -28,7 +28,7 @@ class Figures:
         self._layout, self._record = layout, record
         self._rows: dict[int, dict[str, Any]] = {}
         self._last = 0
-        """The last step that has a row; no step before it lacks one."""
+        """The last step that has a row."""
         self._generated: deque[tuple[float, int]] = deque(maxlen=8)
         self._outputs: Outputs | None = None
 
@@ -52,14 +52,15 @@ class Figures:
         self._record.begin(step)
 
     def recover(self, told: Iterable[dict[str, Any]]) -> None:
-        """Write the steps that are done and have no row, as who was told of them had ended.
+        """Write the steps that are done and have no row, or that of an earlier try, as who was told of them had ended.
 
         Args:
             told: figures that the trainer has kept with its checkpoint, each with its `step`; what only the controller knew
                 is not in them.
         """
         for row in told:
-            if row["step"] > self._last:
+            written = self._rows.get(row["step"])
+            if row["step"] > self._last or (written is not None and written["time"] != row["time"]):
                 self._keep(row)
 
     def add(self, step: int, metrics: dict[str, Any]) -> None:
@@ -86,8 +87,9 @@ class Figures:
         self._record.evaluated(row, result, self._rows.get(newest, row))
 
     def is_evaluated(self, step: int) -> bool:
-        """Whether there is a held-out reward of it."""
-        return "eval_reward" in self._rows.get(step, {})
+        """Whether there is a held-out reward of its weights alone; one beside training may have been of several versions."""
+        row = self._rows.get(step, {})
+        return "eval_reward" in row and row["eval_version_min"] == row["eval_version_max"]
 
     def close(self) -> None:
         """Close the files."""

@@ -85,7 +85,8 @@ def note_failed_start(job: Job, observer: Observer, error: BaseException, record
         record.step_done = step
         record.ended(error, stopped)
     state: RunState = "stopped" if stopped else "failed"
-    status = RunStatus(state, "", step, job.config.steps, (), None, {}, reason_of(error))
+    reason = "stopped while it was starting" if stopped else reason_of(error)
+    status = RunStatus(state, "", step, job.config.steps, (), None, {}, reason)
     StatusFile(RunLayout(job.folder).status, lambda: status).write(status)
 
 

@@ -41,9 +41,10 @@ def drop_after(path: Path, step: int) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    lines = path.read_text().splitlines()
+    text = path.read_text()
+    lines = text.splitlines()
     kept = [row for line in lines if line.endswith("}") and (row := json.loads(line))["step"] <= step]
-    if len(kept) < len(lines):
+    if len(kept) < len(lines) or not text.endswith("\n"):  # a line may lack its end alone
         fresh = path.with_name(f".{path.name}")
         fresh.write_text("".join(_line(row) for row in kept))
         fresh.replace(path)

@@ -115,9 +115,10 @@ class PolicyRole:
         self.pending: PendingSave | None = None
         """The checkpoint that is being written."""
         self.told: list[dict[str, Any]] = []
-        """Figures of the steps since the checkpoint before the last one was begun, oldest first, each with its `step`."""
+        """Figures of the last steps, oldest first, each with its `step`: at least those since the checkpoint before the last
+        one was begun, and as many as the controller may be behind."""
         self.told_before = 0
-        """How many of them are of steps before the last checkpoint."""
+        """How many of them are of steps up to the last checkpoint."""
         self._renewed = self._beat = time.monotonic()
         self.timeline = Timeline(self.layout.timeline, "policy")
 
@@ -381,7 +382,8 @@ class PolicyRole:
             if not folder.exists():
                 meta = {"groups": self.unsaved, "step": step, "figures": self.told}
                 self.ranks.call("begin_save", folder, meta, waits)
-        self.told = self.told[self.told_before :]
+        unsure = self.start.config.batches_ahead + 1
+        self.told = self.told[min(self.told_before, max(0, len(self.told) - unsure)) :]
         self.told_before = len(self.told)
         self.pending = PendingSave(step, folder, self.unsaved)
         self.unsaved = []

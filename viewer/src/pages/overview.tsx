@@ -86,7 +86,7 @@ function WhyEnded({ detail }: { detail: RunDetail }) {
   if (!reason || (state !== "failed" && state !== "stopped")) return null;
   return (
     <Notice kind={state === "failed" ? "problem" : undefined}>
-      <span class="reason">{state === "failed" ? `The run failed: ${reason}` : `The run was ${reason}`}</span>
+      <span class="reason">{state === "failed" ? `The run failed: ${reason}` : reason.startsWith("stopped") ? `The run was ${reason}` : `The run was stopped: ${reason}`}</span>
     </Notice>
   );
 }

@@ -111,7 +111,7 @@ def _steps_taken(state: dict[Any, Any]) -> float:
     written = next((part for key, part in state.items() if isinstance(key, int) and _is_written(part)), state)
     inner = _inner(written)
     divided = inner["param_groups"][0].get("step")
-    return float(inner.get("state", {}).get("common_step", 0.0) if divided is None else divided)  # 0 is not written
+    return float(inner.get("state", {}).get("common_step", 0.0) if divided is None else divided)
 
 
 def _fitted(chained: Any, part: dict[Any, Any], steps: float) -> dict[Any, Any]:
@@ -130,14 +130,15 @@ def _fitted(chained: Any, part: dict[Any, Any], steps: float) -> dict[Any, Any]:
             group["step"] = steps
         return own | {"param_state": part["param_state"], "param_state_sharding_type": METADATA["distrib_optim_sharding_type"]}
     if "fp32_from_fp16_params" in own:
-        own["fp32_from_fp16_params"] = part["fp32_from_fp16_params"]
+        read = iter(part.get("fp32_from_fp16_params", ()))  # Megatron leaves groups out of which this rank has nothing
+        own["fp32_from_fp16_params"] = [next(read) if group else [] for group in own["fp32_from_fp16_params"]]
     _inner(own)["state"] = _read_state(part, own) | {"common_step": torch.tensor(steps)}
     return own
 
 
 def _read_state(part: dict[Any, Any], own: dict[Any, Any]) -> dict[Any, Any]:
     """The moments that were read for an undivided optimizer, by number of the parameter."""
-    read = part["optimizer"]["state"] if "optimizer" in own else part["state"]
+    read = (part.get("optimizer", {}) if "optimizer" in own else part).get("state", {})
     return {number: tensors for number, tensors in read.items() if number != "common_step"}
 
 

@@ -14,7 +14,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from relax_sdk.config import OptimizerConfig
-from relax_sdk.errors import TrainingError
+from relax_sdk.errors import ConfigError, TrainingError
 from relax_sdk.tuning import TowersConfig
 from relax_server.training.megatron import parallel
 from relax_server.training.megatron.forest_model import ForestModel
@@ -35,6 +35,9 @@ class MegatronTrainer:
     The loss functions return sums and counts; Megatron adds gradients and counts over micro-batches and data-parallel ranks
     and divides once (`calculate_per_token_loss`), so that the mean is over the tokens of the global batch, however it was
     split.
+
+    Raises:
+        ConfigError: a rank of the layout has nothing to train, where Megatron's optimizer needs something.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class MegatronTrainer:
         self.offload, self._host = offload, HostMemory()
         """Whether the optimizer's state is in the machine's memory but for the update itself."""
         self.optimizer: Any = self._make_optimizer()
+        _check_optimizers(self.optimizer)
         config: Any = model.config
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = lambda loss: self.optimizer.scale_loss(loss)
@@ -207,3 +211,26 @@ def forward(model: RankModel, micro_batches: Sequence[MicroBatch], take: Callabl
 def _set_mode(model: RankModel, training: bool) -> None:
     if model.training != training:  # walks all modules
         model.train(training)
+
+
+def _check_optimizers(optimizer: Any) -> None:
+    """Refuse, on all ranks, a layout in which a rank has an optimizer without parameters that could not be saved.
+
+    Raises:
+        ConfigError: a rank would train nothing with a divided optimizer, or nothing but experts that are divided.
+    """
+    parts, layout = optimizer.chained_optimizers, parallel.layout()
+    none = parts[0].optimizer is None
+    empty = none or not any(group["params"] for group in parts[0].optimizer.param_groups)
+    idle = (none and len(parts) > 1) or (empty and layout.distributed_optimizer)
+    idle_ranks = [found for found in parallel.gather((len(parts) > 1, parallel.stage()) if idle else None) if found]
+    if any(experts for experts, _ in idle_ranks):
+        raise ConfigError(
+            f"layout {layout}: with layout.ep above 1 every process must train something beside experts; add 'attention' to "
+            "lora.targets, or take layout.ep = 1"
+        )
+    if idle_ranks:
+        raise ConfigError(
+            f"layout {layout}: stage {idle_ranks[0][1]} has nothing to train, and a divided optimizer needs something on every "
+            "stage; train more (lora.targets, towers), or take layout.distributed_optimizer = False"
+        )
