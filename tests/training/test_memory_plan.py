@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from relax_server.models.catalog import resolve_model
 from relax_server.models.division import moe_layers
-from relax_server.training.memory_plan import again_bytes, fitting, plan_layout
+from relax_server.training.memory_plan import again_bytes, fitting, plan, plan_layout
 from relax_server.training.planned_model import Model
 from typer.testing import CliRunner
 
 from relax_sdk import ConfigError, TrainingConfig, planning_cli
 from relax_sdk.layout import LayoutConfig
-from relax_sdk.planning import parse_tuning
+from relax_sdk.planning import PlanRequest, parse_tuning
 from relax_sdk.tuning import TARGETS, LoraConfig, TowersConfig, Tuning
 
 TINY = ["relax/tiny-qwen3", "relax/tiny-llama", "relax/tiny-omni"]
@@ -126,3 +126,10 @@ def test_an_interleaved_pipeline_that_cannot_be_is_refused_with_the_numbers():
     model = Model.of(hf_config("relax/tiny-qwen3"))
     refused = plan_layout(model, LayoutConfig(pp=2, vpp=2), TrainingConfig(), reference=True, flex=True).refused
     assert refused == ("layout.vpp = 2 with layout.pp = 2: the model has 3 decoder layers, which 4 parts cannot share evenly")
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "not a valid JSON file"), ("{}", "Should have a `model_type` key")])
+def test_a_folder_that_holds_no_model_is_refused(tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=f"is not a model folder transformers can read .*{message}"):
+        plan(PlanRequest(str(tmp_path), 1, 10**9))

@@ -9,6 +9,25 @@ from typing import Any
 from relax_sdk.errors import ConfigError
 
 
+def hf_config(folder: Path) -> Any:
+    """The configuration of a model folder, as transformers reads it.
+
+    Raises:
+        ConfigError: transformers cannot read it.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise unreadable(folder, error) from error
+
+
+def unreadable(folder: Path, error: Exception) -> ConfigError:
+    """The error of a model folder that transformers cannot read."""
+    return ConfigError(f"{folder} is not a model folder transformers can read ({error})")
+
+
 def model_config(folder: Path) -> dict[str, Any]:
     """The `config.json` of a model folder.
 

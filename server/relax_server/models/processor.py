@@ -21,6 +21,7 @@ from relax_sdk.messages import AssistantMessage, Message, Text
 from relax_server.models.answers import AnswerReader
 from relax_server.models.chat_template import compiled
 from relax_server.models.families import Family, family_of, trained_part
+from relax_server.models.layout import hf_config, unreadable
 from relax_server.models.media_features import NO_TENSOR, FeatureExtractor, Kind, MediaFeatures
 from relax_server.models.media_places import MediaTokens, Placed
 from relax_server.models.processor_config import ProcessorConfig
@@ -49,14 +50,14 @@ class Processor:
     """Tokens, template, features and positions of one model; safe to use from several threads."""
 
     def __init__(self, path: Path, shared: Path | None = None) -> None:
-        from transformers import AutoConfig, AutoTokenizer
+        from transformers import AutoTokenizer
 
         self.path = path
+        config: Any = hf_config(path)
         try:
-            config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
             self.tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} is not a model folder transformers can read ({error})") from error
+            raise unreadable(path, error) from error
         self.family: Family = family_of(config.model_type, str(path))
         self.hf_config: Any = trained_part(config)
         """Configuration of what is trained, which is the thinker where the folder holds a whole model."""

@@ -19,6 +19,7 @@ from relax_sdk.layout import LayoutConfig
 from relax_sdk.planning import MemoryPlan, PlannedLayout, PlannedRank, PlanRequest
 from relax_sdk.tuning import Tuning
 from relax_server.models.division import check_layout, moe_layers, stage_parts
+from relax_server.models.layout import hf_config
 from relax_server.training.megatron.config import head_dim
 from relax_server.training.planned_model import Model
 
@@ -252,11 +253,9 @@ def plan(request: PlanRequest) -> MemoryPlan:
     Raises:
         ConfigError: a model that cannot be trained, or the layout that is asked for cannot be had with it.
     """
-    from transformers import AutoConfig
-
     from relax_server.models.catalog import resolve_model
 
-    model = Model.of(AutoConfig.from_pretrained(resolve_model(request.model), local_files_only=True))
+    model = Model.of(hf_config(resolve_model(request.model)))
     found = fitting(
         model,
         request.devices,
