@@ -22,9 +22,9 @@ SETTINGS: dict[str, Any] = dict(token_budget=150, kl_coef=0.1)
 Alone = Callable[[str, dict[str, Any]], tuple[dict[str, float], Path]]
 
 
-def one_step(rank: int, layout: LayoutConfig, port: int, model: str, folder: Path, settings: dict[str, Any]) -> Any:
+def one_step(rank: int, layout: LayoutConfig, meeting: Path, model: str, folder: Path, settings: dict[str, Any]) -> Any:
     """A step of training; its gradients, and the weights after it, are in two folders."""
-    begin(rank, layout, port)
+    begin(rank, layout, meeting)
     policy = make_policy(resolve_model(model), eps=1e-3, **settings)
     groups = letter_groups(policy.processor)
     if settings.get("replay_routes"):

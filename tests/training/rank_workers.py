@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-import socket
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from training_worker import Worker
@@ -11,12 +12,13 @@ from training_worker import Worker
 from relax_sdk.layout import LayoutConfig
 
 
-def begin(rank: int, layout: LayoutConfig, port: int) -> None:
-    """Take part in a layout, in the place of the one before."""
+def begin(rank: int, layout: LayoutConfig, meeting: Path) -> None:
+    """Take part in a layout, in the place of the one before; the ranks meet as those of a run do."""
     from relax_server.training.megatron import parallel
+    from relax_server.training.ranks import rendezvous
 
     leave()
-    parallel.initialize(seed=0, layout=layout, rank=rank, port=port)
+    parallel.initialize(seed=0, layout=layout, rank=rank, store=rendezvous(meeting, layout.ranks))
 
 
 def leave() -> None:
@@ -39,20 +41,20 @@ class Ranks:
         self._workers: list[Worker] = []
 
     def run(self, layout: LayoutConfig, function: Any, *args: Any) -> list[Any]:
-        """What each rank returned; the function takes rank, layout and port first, and calls `begin` with them."""
+        """What each rank returned; the function takes rank, layout and meeting first, and calls `begin` with them."""
         while len(self._workers) < layout.ranks:
             self._workers.append(Worker())
         workers = self._workers[: layout.ranks]
-        port = free_port()
-        for rank, worker in enumerate(workers):
-            worker.send(function, rank, layout, port, *args)
         answers: list[Any] = []
         errors: list[BaseException] = []
-        for worker in workers:  # all of them: an answer that is left would be that to the next question
-            try:
-                answers.append(worker.receive())
-            except Exception as error:
-                errors.append(error)
+        with tempfile.TemporaryDirectory() as folder:
+            for rank, worker in enumerate(workers):
+                worker.send(function, rank, layout, Path(folder) / "meeting", *args)
+            for worker in workers:  # all of them: an answer that is left would be that to the next question
+                try:
+                    answers.append(worker.receive())
+                except Exception as error:
+                    errors.append(error)
         if errors:
             raise errors[0]
         return answers
@@ -65,9 +67,3 @@ class Ranks:
     def close(self) -> None:
         for worker in self._workers:
             worker.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -24,17 +24,17 @@ def weights(policy: Any, folder: Path) -> dict[str, np.ndarray]:
     return {name: tensor.numpy().copy() for name, tensor in read_weights(folder).items()}
 
 
-def train(rank: int, layout: LayoutConfig, port: int, folder: Path, token_budget: int, n_groups: int) -> Any:
-    begin(rank, layout, port)
+def train(rank: int, layout: LayoutConfig, meeting: Path, folder: Path, token_budget: int, n_groups: int) -> Any:
+    begin(rank, layout, meeting)
     policy = make_policy(OMNI, token_budget=token_budget, eps=1e-3, kl_coef=0.1, old_logprobs="recompute")
     batches = [letter_groups(policy.processor, n_groups, 6 if n_groups > 1 else 1, seed=i) for i in range(3)]
     metrics = [policy.train_step(batch, read, i + 1) for i, batch in enumerate(batches)]
     return metrics, weights(policy, folder)
 
 
-def save(rank: int, layout: LayoutConfig, port: int, folder: Path) -> float:
+def save(rank: int, layout: LayoutConfig, meeting: Path, folder: Path) -> float:
     """A checkpoint that two ranks write while they train, and read."""
-    begin(rank, layout, port)
+    begin(rank, layout, meeting)
     policy = make_policy(OMNI)
     policy.train_step(letter_groups(policy.processor), read, 0)
     policy.begin_save(folder / "c", {})
@@ -46,9 +46,11 @@ def save(rank: int, layout: LayoutConfig, port: int, folder: Path) -> float:
     return largest_difference(weights(policy, folder / "a"), weights(other, folder / "b"))
 
 
-def go_on(rank: int, layout: LayoutConfig, port: int, folder: Path, start: Any, until: int, end: Any) -> dict[str, np.ndarray]:
+def go_on(
+    rank: int, layout: LayoutConfig, meeting: Path, folder: Path, start: Any, until: int, end: Any
+) -> dict[str, np.ndarray]:
     """Steps from a checkpoint, or the beginning, and a checkpoint at their end, if it is named."""
-    begin(rank, layout, port)
+    begin(rank, layout, meeting)
     policy = make_policy(OMNI, eps=1e-3, lr=5e-3, warmup_steps=0)
     if start is not None:
         policy.load(start)
@@ -59,9 +61,9 @@ def go_on(rank: int, layout: LayoutConfig, port: int, folder: Path, start: Any, 
     return weights(policy, folder)
 
 
-def prepared(rank: int, layout: LayoutConfig, port: int) -> list[str]:
+def prepared(rank: int, layout: LayoutConfig, meeting: Path) -> list[str]:
     """Media, by their hashes, that this rank prepares for a step; each group of the batch has its own."""
-    begin(rank, layout, port)
+    begin(rank, layout, meeting)
     policy = make_policy(OMNI, token_budget=64)
     made: list[str] = []
     whole = policy.processor.features

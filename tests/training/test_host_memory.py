@@ -51,8 +51,8 @@ def test_training_is_the_same_and_the_memory_is_free_meanwhile(worker, tmp_path,
     assert left < 0.02 * whole < 0.2 * whole < without < 0.8 * whole
 
 
-def of_a_rank(rank: int, layout: LayoutConfig, port: int, folder: Path, offload: str) -> Any:
-    begin(rank, layout, port)
+def of_a_rank(rank: int, layout: LayoutConfig, meeting: Path, folder: Path, offload: str) -> Any:
+    begin(rank, layout, meeting)
     return trained(OMNI, folder, {"offload": offload})
 
 

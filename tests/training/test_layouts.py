@@ -67,11 +67,11 @@ def test_an_interleaved_pipeline_is_one_process(ranks: Ranks, alone: Alone, deep
     compare(ranks, alone, tmp_path, deeper(family, layers), LayoutConfig(**layout), **settings)
 
 
-def counted(rank: int, layout: LayoutConfig, port: int, model: str) -> tuple[int, list[int]]:
+def counted(rank: int, layout: LayoutConfig, meeting: Path, model: str) -> tuple[int, list[int]]:
     """The stage of a rank, and how many forests each part of it kept activations of when they were most."""
     from relax_server.training.megatron import parallel
 
-    begin(rank, layout, port)
+    begin(rank, layout, meeting)
     policy = make_policy(model, token_budget=64)
     parts = [part for _, part in policy._loaded.model.named_parts()]
     now, most = [0] * len(parts), [0] * len(parts)
@@ -102,10 +102,10 @@ NONE: Settings = {}
 
 
 def two_steps(
-    rank: int, layout: LayoutConfig, port: int, model: str, folder: Path, checkpoint: Path | None, settings: Settings = NONE
+    rank: int, layout: LayoutConfig, meeting: Path, model: str, folder: Path, checkpoint: Path | None, settings: Settings = NONE
 ) -> Any:
     """A step, a checkpoint and a step; or, from a checkpoint, the second step alone."""
-    begin(rank, layout, port)
+    begin(rank, layout, meeting)
     policy = make_policy(model, eps=1e-3, lr=5e-3, warmup_steps=0, token_budget=150, **settings)
     if checkpoint is not None:
         policy.load(checkpoint)
@@ -146,9 +146,9 @@ def test_a_checkpoint_goes_on_with_and_without_interleaving(
 
 
 def written_again(
-    rank: int, layout: LayoutConfig, port: int, model: str, checkpoint: Path, folder: Path, settings: Settings
+    rank: int, layout: LayoutConfig, meeting: Path, model: str, checkpoint: Path, folder: Path, settings: Settings
 ) -> None:
-    begin(rank, layout, port)
+    begin(rank, layout, meeting)
     policy = make_policy(model, eps=1e-3, lr=5e-3, warmup_steps=0, token_budget=150, **settings)
     policy.load(checkpoint)
     policy.save(folder / "checkpoint", {})
@@ -176,11 +176,11 @@ def test_a_checkpoint_that_went_through_other_layouts_has_lost_nothing(
         assert largest_relative_difference(read_weights(tmp_path / "again" / "weights"), wanted)[0] == 0, name
 
 
-def in_the_old_format(rank: int, layout: LayoutConfig, port: int, folder: Path) -> None:
+def in_the_old_format(rank: int, layout: LayoutConfig, meeting: Path, folder: Path) -> None:
     """A checkpoint as format 3 had it: other names for masters, and a divided optimizer is told of."""
     from relax_server.training.megatron import checkpoint, optimizer_state
 
-    begin(rank, layout, port)
+    begin(rank, layout, meeting)
     policy = make_policy(TEXT, eps=1e-3, lr=5e-3, warmup_steps=0, token_budget=150, dtype="bfloat16")
     policy.train_step(letter_groups(policy.processor), read, 0)
     identity = policy.identity() | {"layout": {"distributed_optimizer": True}}

@@ -50,9 +50,9 @@ def policy_of(model: str, tuning: Tuning, **settings: Any) -> Any:
     )
 
 
-def steps(rank: int, layout: LayoutConfig, port: int, model: str, tuning: Tuning, folder: Path, begun: Path | None) -> Any:
+def steps(rank: int, layout: LayoutConfig, meeting: Path, model: str, tuning: Tuning, folder: Path, begun: Path | None) -> Any:
     """A warm-up, steps, and all that is written; or, from a checkpoint and its reference, the last step alone."""
-    begin(rank, layout, port)
+    begin(rank, layout, meeting)
     policy, metrics = policy_of(model, tuning), {}
     if begun is None:
         groups = letter_groups(policy.processor)
@@ -128,8 +128,8 @@ def test_adapters_go_on_from_a_checkpoint_of_one_process(
     compare(tmp_path, reference)
 
 
-def made(rank: int, layout: LayoutConfig, port: int, model: Any, tuning: Tuning) -> None:
-    begin(rank, layout, port)
+def made(rank: int, layout: LayoutConfig, meeting: Path, model: Any, tuning: Tuning) -> None:
+    begin(rank, layout, meeting)
     policy_of(model, tuning)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ CELLS = [
 ]
 
 
-def held(rank: int, layout: LayoutConfig, port: int, name: str) -> dict[str, int]:
+def held(rank: int, layout: LayoutConfig, meeting: Path, name: str) -> dict[str, int]:
     """Bytes of a rank by kind after a step, and those that it keeps for the backward pass of a forest of text."""
     import torch
     from relax_server.training.batch import make_batch
@@ -44,7 +45,7 @@ def held(rank: int, layout: LayoutConfig, port: int, name: str) -> dict[str, int
 
     from benchmarks.gpu_check import held_bytes
 
-    begin(rank, layout, port)
+    begin(rank, layout, meeting)
     policy = make_policy(resolve_model(name), kl_coef=0.0)
     policy.train_step(letter_groups(policy.processor), read, 0)
     out = held_bytes(policy) | {"stage": parallel.stage()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,8 +103,8 @@ def test_the_gap_is_told_by_modality(worker: Worker) -> None:
     assert metrics == pytest.approx({f"logprob_gap_{kind}": gap for kind, gap in known.items()}) and len(known) >= 3
 
 
-def one_step(rank: int, layout: LayoutConfig, port: int) -> list[np.ndarray]:
-    begin(rank, layout, port)
+def one_step(rank: int, layout: LayoutConfig, meeting: Path) -> list[np.ndarray]:
+    begin(rank, layout, meeting)
     policy = make_policy(OMNI, token_budget=64, eps=1e-3)
     policy.train_step(letter_groups(policy.processor), read, 1)
     assert policy.tokens is not None

@@ -40,8 +40,6 @@ def initialize(
     seed: int,
     layout: LayoutConfig | None = None,
     rank: int = 0,
-    port: int | None = None,
-    host: str = "127.0.0.1",
     store: Any = None,
     timeout: float = TIMEOUT,
 ) -> None:
@@ -51,9 +49,7 @@ def initialize(
         seed: for torch's and Megatron's generators.
         layout: how the ranks share the work; None takes the group as it is, or makes a group of one.
         rank: this process's number, from 0.
-        port: where rank 0 listens; needed with more than one rank, or `store`.
-        host: rank 0's address.
-        store: where the ranks meet, instead of host and port.
+        store: where the ranks meet, see `relax_server.training.ranks.rendezvous`; needed with more than one.
         timeout: seconds that a rank waits for the others in a collective operation.
 
     Raises:
@@ -66,7 +62,7 @@ def initialize(
 
     if not dist.is_initialized():
         _layout = layout or LayoutConfig()
-        _join(rank, _layout.ranks, host, port, store, timedelta(seconds=timeout))
+        _join(rank, _layout.ranks, store, timedelta(seconds=timeout))
     elif layout not in (None, _layout):
         raise TrainingError(f"this process has the layout {_layout} already; it cannot take {layout}")
     if not parallel_state.model_parallel_is_initialized():
@@ -82,16 +78,13 @@ def initialize(
     model_parallel_cuda_manual_seed(seed)
 
 
-def _join(rank: int, ranks: int, host: str, port: int | None, store: Any, timeout: timedelta) -> None:
+def _join(rank: int, ranks: int, store: Any, timeout: timedelta) -> None:
     global _control, _calls, _saving
-    stores: Any = dist
     if store is None:
-        if ranks == 1:
-            store = stores.HashStore()
-        elif port is None:
-            raise TrainingError(f"{ranks} ranks need a port to meet at: parallel.initialize(port=...)")
-        else:
-            store = stores.TCPStore(host, port, ranks, is_master=rank == 0, timeout=timeout)
+        if ranks > 1:
+            raise TrainingError(f"{ranks} ranks need a place to meet at: parallel.initialize(store=...)")
+        stores: Any = dist
+        store = stores.HashStore()
     backend = "gloo"
     if torch.cuda.is_available():
         backend = "nccl"
