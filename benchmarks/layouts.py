@@ -1,12 +1,15 @@
-"""Each architecture in each layout of docs/layouts.md: is it trained as in one process, and does a rank hold what was planned?
+"""Each architecture in each layout of docs/layouts.md: is it trained as in one process, does a rank hold what was planned, and
+does a run lose anything when its ranks are killed?
 
-    python -m benchmarks.layouts [--only layouts|plan] [-k EXPRESSION]
+    python -m benchmarks.layouts [--only layouts|plan|kills] [-k EXPRESSION]
 
 Runs the tests that answer this and makes tables of what they measured. In `layouts`, the number below a layout is the largest
 difference of a gradient from one process, relative to the tensor's largest number (bar: 1e-5); *loss* and *weights* are the
 largest ones of all its layouts (bars: 1e-5; 1e-4 after a step, as AdamW divides a gradient by its size). In `plan`, each kind
 of memory has the largest relative difference of what `relax plan` says of a rank and what that rank holds; positive where the
-plan says more (bar: 10%). `each` in the JSON has every cell, and why a layout is refused.
+plan says more (bar: 10%). In `kills`, each rank of one run was killed by SIGKILL so often; *taken* counts the groups of its
+steps, *acked* the different groups that the journal knows as trained on, and *leased* those that are left without either (bars:
+as many acked as taken; 0). `each` in the JSON has every cell, and why a layout is refused.
 """
 
 from __future__ import annotations
@@ -26,15 +29,23 @@ from benchmarks.report import RESULTS, save
 MEASURED = "measured"
 """Name of the property in which a test tells what it measured, as JSON."""
 ROOT = Path(__file__).parents[1]
-FILES = {"layouts": "tests/training/test_layout_table.py", "plan": "tests/training/test_plan_table.py"}
-BARS = {"layouts": {"loss, gradients": 1e-5, "weights": 1e-4}, "plan": {"each kind": 0.1}}
+FILES = {
+    "layouts": "tests/training/test_layout_table.py",
+    "plan": "tests/training/test_plan_table.py",
+    "kills": "tests/roles/test_ranks.py::test_killing_each_of_four_ranks_ten_times_loses_nothing",
+}
+BARS = {
+    "layouts": {"loss, gradients": 1e-5, "weights": 1e-4},
+    "plan": {"each kind": 0.1},
+    "kills": {"acked": "as many as taken", "leased": 0},
+}
 
 
 def run_tests(file: str, chosen: list[str]) -> tuple[list[dict[str, Any]], int]:
     """What the tests of a file have measured, and their exit status; their progress is shown.
 
     Args:
-        file: of tests, below the root of the repository.
+        file: of tests, or one of its tests, below the root of the repository.
         chosen: more arguments of pytest.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +88,7 @@ def main() -> None:
         if args.only in (None, name):
             found, status = run_tests(file, ["-k", args.k] if args.k else [])
             failed = failed or status != 0
-            rows = by_architecture(found, cells=name == "layouts")
+            rows = found if name == "kills" else by_architecture(found, cells=name == "layouts")
             folder = Path(tempfile.mkdtemp()) if args.k else RESULTS
             save(name, rows, folder=folder, bars=BARS[name], tests_passed=status == 0, each=found)
     if failed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from relax_server.journal import open_journal
 from relax_server.roles.layout import RunLayout
 
 import relax_sdk as relax
+from benchmarks.layouts import MEASURED
+
+GROUPS = 4
+"""Groups of a step in these runs."""
 
 
 def send_signal(name: str, number: int) -> None:
@@ -35,12 +40,18 @@ class InTurn:
             self.act(self.left.pop(0))
 
 
-def all_trained_once(run: relax.Run, steps: int) -> None:
-    """Every step was done, and no group was lost or trained on twice."""
-    assert [row["step"] for row in run.metrics] == list(range(1, steps + 1))
+def all_trained_once(run: relax.Run, steps: int) -> dict[str, int]:
+    """Every step was done, and no group was lost or trained on twice.
+
+    Returns:
+        The groups that the steps took, the different ones that were acked, and those that are leased still.
+    """
     counts = open_journal(RunLayout(run.folder).journal).counts(run.folder.name)
-    assert counts.acked == steps * 4 and counts.leased == 0
+    told = {"taken": len(run.metrics) * GROUPS, "acked": counts.acked, "leased": counts.leased}
+    assert [row["step"] for row in run.metrics] == list(range(1, steps + 1))
+    assert told == {"taken": steps * GROUPS, "acked": steps * GROUPS, "leased": 0}
     assert not left_behind()
+    return told
 
 
 def test_killing_each_rank_loses_nothing_and_the_role_alone_starts_again(tmp_path: Path) -> None:
@@ -76,13 +87,22 @@ def test_a_rank_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-def test_killing_each_of_four_ranks_ten_times_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killing_each_of_four_ranks_ten_times_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
     monkeypatch.setattr("relax_server.roles.restarts.MAX_RESTARTS", 40)
-    names = ["policy", "policy-1", "policy-2", "policy-3"] * 10
-    in_turn = InTurn(names, lambda name: send_signal(name, signal.SIGKILL))
+    killed: list[str] = []
+
+    def kill(name: str) -> None:
+        send_signal(name, signal.SIGKILL)
+        killed.append(name)
+
+    in_turn = InTurn(["policy", "policy-1", "policy-2", "policy-3"] * 10, kill)
     _, run = fit_watched(trainer(tmp_path / "run", layout={"dp": 2, "tp": 2}), 3 * 40 + 4, in_turn)
     assert not in_turn.left
-    all_trained_once(run, 3 * 40 + 4)
+    told = all_trained_once(run, 3 * 40 + 4)
+    for name, times in Counter(killed).items():
+        record_property(MEASURED, json.dumps({"layout": "dp=2, tp=2", "rank": name, "killed": times} | told))
 
 
 @pytest.mark.nightly
