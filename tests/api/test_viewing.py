@@ -7,6 +7,9 @@ from pathlib import Path
 
 from relax_server.api.keys import KeyRing, Right
 from relax_server.journal.schema import trainings
+from relax_server.viewer.folders import FolderSource
+from relax_server.viewer.journals import Journals
+from relax_server.viewer.named import SERVED, note_served
 from service_inside import HELLO, InsideService, service_inside
 from sqlalchemy import insert
 from viewed_runs import make_run
@@ -44,6 +47,20 @@ async def test_sessions_are_shown_with_their_tokens(processor, tmp_path: Path) -
         (sample,) = shown["samples"]
         assert "hello" in "".join(sample["texts"])
         assert (await it.http.get("/view/")).headers["content-type"].startswith("text/html")
+
+
+async def test_its_folder_alone_tells_which_model_the_tokens_are_of(processor, tmp_path: Path) -> None:
+    async with service_inside(processor, tmp_path) as it:
+        await it.finish(await it.played())
+        folder = it.core.config.folder
+    journals = Journals()
+    (run,) = FolderSource([folder], journals).runs()
+    assert list(run.model_folders()) == [processor.path]
+    journals.close()
+    note_served(folder, tmp_path / "not there")
+    assert not list(run.model_folders())
+    (folder / SERVED).write_text("{")
+    assert not list(run.model_folders())
 
 
 async def test_a_key_sees_only_its_own(processor, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ from relax_server.rollout.pool import EnginePool
 from relax_server.rollout.rendering import Renderer
 from relax_server.rollout.stats import Tally
 from relax_server.rollout.threads import CallThreads
+from relax_server.viewer.named import note_served
 
 if TYPE_CHECKING:
     from relax_server.models.processor import Processor
@@ -102,6 +103,7 @@ class ServiceCore:
         self.strangers = asyncio.Semaphore(1)
         """Held while a key is looked up that was never seen to work: guesses leave the database to the others."""
         self.identity = Identity(config.folder, self.place.index)
+        note_served(config.folder, processor.path)
         self.holder = dataclasses.replace(Holder.here(), id=self.identity.id)
         """This service, as others see it that share the journal."""
         self.store = MediaStore(config.folder / "media")

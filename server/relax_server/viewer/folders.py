@@ -13,7 +13,7 @@ from relax_sdk.evals.plan import PLAN
 from relax_sdk.run import CONFIG
 from relax_server.viewer.base import ViewedRun
 from relax_server.viewer.journals import Journals
-from relax_server.viewer.named import named_model
+from relax_server.viewer.named import named_model, served_model
 
 JOURNAL, MEDIA = "journal.db", "media"
 MODELS = ("hf", "reference")
@@ -82,7 +82,7 @@ class FolderSource:
         except JournalError:
             return  # told by `relax view` when it starts, and by the service itself
         for name in names:
-            yield ViewedRun(name, None, name, opened, folder / MEDIA)
+            yield ViewedRun(name, None, name, opened, folder / MEDIA, named=partial(served_model, folder))
 
 
 def run_in(folder: Path, journals: Journals, shows_paths: bool = True) -> ViewedRun:

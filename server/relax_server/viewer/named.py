@@ -1,17 +1,21 @@
-"""The model that a run's settings name: a run that goes on, or that has failed, holds none of its own yet."""
+"""The model that a run's settings name, or that a service serves: where a folder holds no model of its own."""
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from pathlib import Path
 
-from relax_sdk.errors import RelaxError
+from relax_sdk.errors import ConfigError, RelaxError
+from relax_sdk.evals.report import write_whole
 from relax_sdk.media_config import MediaConfig
 from relax_sdk.run import read_config
 from relax_server.models.catalog import BUILDERS, resolve_model
 
 TINY = "relax/tiny-"
 """Beginning of the names of built-in models that are made in a few seconds; making another one is not a page's work."""
+SERVED = "served.json"
+"""In the folder of a service: the model folder that its episodes' tokens are of."""
 KEPT = 256
 """Models whose folders are remembered."""
 
@@ -38,3 +42,24 @@ def named_model(folder: Path) -> Path | None:
 def _resolved(model: str, seed: int, media: MediaConfig | None) -> Path:
     """The folder of a model; what raises is asked again."""
     return resolve_model(model, seed, media)
+
+
+def note_served(folder: Path, model: Path) -> None:
+    """Note which model a service serves, for those who look at its folder later.
+
+    Raises:
+        ConfigError: the folder cannot be written to.
+    """
+    try:
+        write_whole(folder / SERVED, json.dumps({"model": str(model)}) + "\n")
+    except OSError as error:
+        raise ConfigError(f"folder {folder} cannot be written to ({error.strerror}); name another") from error
+
+
+def served_model(folder: Path) -> Path | None:
+    """The folder of the model that a service has served last; None: it is not noted, or not on this machine."""
+    try:
+        model = Path(json.loads((folder / SERVED).read_text())["model"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return model if model.is_dir() else None
