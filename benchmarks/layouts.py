@@ -7,9 +7,9 @@ Runs the tests that answer this and makes tables of what they measured. In `layo
 difference of a gradient from one process, relative to the tensor's largest number (bar: 1e-5); *loss* and *weights* are the
 largest ones of all its layouts (bars: 1e-5; 1e-4 after a step, as AdamW divides a gradient by its size). In `plan`, each kind
 of memory has the largest relative difference of what `relax plan` says of a rank and what that rank holds; positive where the
-plan says more (bar: 10%). In `kills`, each rank of one run was killed by SIGKILL so often; *taken* counts the groups of its
-steps, *acked* the different groups that the journal knows as trained on, and *leased* those that are left without either (bars:
-as many acked as taken; 0). `each` in the JSON has every cell, and why a layout is refused.
+plan says more (bar: 10%). `kills` is of one run: *killed* counts how often a rank was ended by SIGKILL, *taken* the groups of
+the run's steps, *acked* the different groups that the journal has as trained on, and *leased* those that the trainer still holds
+(bars: as many acked as taken; 0 leased). `each` in the JSON has every cell, and why a layout is refused.
 """
 
 from __future__ import annotations

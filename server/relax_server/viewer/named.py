@@ -15,7 +15,7 @@ from relax_server.models.catalog import BUILDERS, resolve_model
 TINY = "relax/tiny-"
 """Beginning of the names of built-in models that are made in a few seconds; making another one is not a page's work."""
 SERVED = "served.json"
-"""In the folder of a service: the model folder that its episodes' tokens are of."""
+"""The file in a service's folder that names the folder of the model that it serves."""
 KEPT = 256
 """Models whose folders are remembered."""
 
