@@ -8,7 +8,7 @@ difference of a gradient from one process, relative to the tensor's largest numb
 largest ones of all its layouts (bars: 1e-5; 1e-4 after a step, as AdamW divides a gradient by its size). In `plan`, each kind
 of memory has the largest relative difference of what `relax plan` says of a rank and what that rank holds; positive where the
 plan says more (bar: 10%). `kills` is of one run: *killed* counts how often a rank was ended by SIGKILL, *taken* the groups of
-the run's steps, *acked* the different groups that the journal has as trained on, and *leased* those that the trainer still holds
+the run's steps, *acked* the different groups that the journal has as trained on, and *leased* those the trainer still holds
 (bars: as many acked as taken; 0 leased). `each` in the JSON has every cell, and why a layout is refused.
 """
 
