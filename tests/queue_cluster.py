@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -56,6 +58,20 @@ def pid_of(actor: Any) -> int:
 
     found: Any = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60.0)
     return found
+
+
+def stop_process(pid: int) -> None:
+    """SIGSTOP, and wait until every thread stands still: on a busy machine they still answer for some milliseconds."""
+    os.kill(pid, signal.SIGSTOP)
+    end = time.monotonic() + 30.0
+    while set(_thread_states(pid)) != {"T"}:
+        assert time.monotonic() < end, f"process {pid} does not stop"
+        time.sleep(0.01)
+
+
+def _thread_states(pid: int) -> list[str]:
+    stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return [stat.rpartition(")")[2].split()[0] for stat in stats]
 
 
 def end_process(pid: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from queue_cluster import close_bus, end_process, pid_of
+from queue_cluster import close_bus, end_process, pid_of, stop_process
 from relax_server.journal import open_journal
 from relax_server.journal.base import Journal, JournalCounts
 from sample_groups import make_group
@@ -205,7 +205,7 @@ def test_a_queue_that_hangs_is_replaced_and_without_a_new_one_the_groups_are_rea
     bus = open_bus(call_timeout=3.0)
     assert ids_of(bus.take(1, 0, 0, LONG)) == ["a"]
     pid = pid_of(bus._actors.controller)
-    os.kill(pid, signal.SIGSTOP)
+    stop_process(pid)
     try:
         bus.repair_timeout = 0.0
         with pytest.raises(BusError, match="the journal still holds its groups"):
