@@ -40,6 +40,8 @@ NEEDS = (
 )
 LIMIT = 150.0
 """Seconds for one part, on a GPU."""
+TOTAL = 600.0
+"""Seconds for all parts, on a GPU; a part that begins late has what is left of them."""
 CPU_LIMIT = 900.0
 
 PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "4090": 165e12}
@@ -272,8 +274,8 @@ PARTS: dict[str, Callable[[bool], list[Row]]] = dict(
 )
 
 
-def in_process(part: str, small: bool) -> list[dict[str, Any]]:
-    """The rows of a part, from a process of its own; one that fails is a row that says so."""
+def in_process(part: str, small: bool, limit: float) -> list[dict[str, Any]]:
+    """The rows of a part, from a process of its own with so many seconds; one that fails is a row that says so."""
     print(f"{part} …", flush=True)
     env = (
         os.environ
@@ -294,9 +296,10 @@ def in_process(part: str, small: bool) -> list[dict[str, Any]]:
             "cpu" if small else "cuda",
         ]
         try:
-            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=CPU_LIMIT if small else LIMIT)
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=max(limit, 0.0))
             said = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         except subprocess.TimeoutExpired as late:
+            print((late.stderr or b"").decode(errors="replace")[-4000:], file=sys.stderr)
             return [Row(part, "", f"not done within {late.timeout:.0f} s", None, 0.0).plain()]
         if done.returncode or not out.exists():
             print(done.stderr[-4000:], file=sys.stderr)
@@ -325,7 +328,10 @@ def main() -> None:
             f"no GPU: PyTorch {torch.__version__} is {built}; `--device cpu` runs the same program with tiny models"
         )
     began = time.perf_counter()
-    rows = [row for part in args.only for row in in_process(part, small)]
+    rows: list[dict[str, Any]] = []
+    for part in args.only:
+        left = TOTAL - (time.perf_counter() - began)
+        rows += in_process(part, small, CPU_LIMIT if small else min(LIMIT, left))
     print(f"device: {'CPU' if small else device_name()}, PyTorch {torch.__version__}, {time.perf_counter() - began:.0f} s")
     name = "gpu_check_on_cpu" if small else "gpu_check"
     where = "CPU" if small else device_name()

@@ -119,12 +119,7 @@ def _patch_rng() -> None:
 
 
 def _patch_moe() -> None:
-    import megatron.core.transformer.moe.moe_utils as moe_utils
     import megatron.core.transformer.moe.token_dispatcher as token_dispatcher
-
-    # Imported by Megatron only beside Transformer Engine, but looked up without it too.
-    if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
 
     # Split sizes of the all-to-all become host lists only where they are CUDA tensors.
     def to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:

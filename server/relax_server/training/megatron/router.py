@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
+
+if not hasattr(
+    moe_utils, "te_general_gemm"
+):  # imported by Megatron only beside Transformer Engine, but looked up without it too
+    moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
 
 
 class Replay:
