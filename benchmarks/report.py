@@ -32,7 +32,10 @@ def machine() -> dict[str, Any]:
 
 
 def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent)
+    try:
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent)
+    except OSError:  # no git here
+        return "unknown"
     return done.stdout.strip() or "unknown"
 
 
