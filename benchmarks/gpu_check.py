@@ -261,11 +261,13 @@ def run(small: bool) -> list[Row]:
         done = relax.Trainer("tone-v0", seed=0, folder=Path(temporary) / "run", **settings).fit(steps=steps, progress=False)
         taken, metrics = time.perf_counter() - began, done.metrics
     held_out = next(row["eval_reward"] for row in reversed(metrics) if "eval_reward" in row)
+    gap = max(row["logprob_gap_max"] for row in metrics if row["staleness_max"] == 0)  # others have been learnt from since
+    case = f"tone-v0, {steps} steps"
     return [
-        Row("run", f"tone-v0, {steps} steps", "seconds", taken),
-        Row("run", f"tone-v0, {steps} steps", "seconds of a step", statistics.median(r["seconds_step"] for r in metrics)),
-        Row("run", f"tone-v0, {steps} steps", "held-out reward", held_out),
-        Row("run", f"tone-v0, {steps} steps", "largest gap of logprobs", max(r["logprob_gap_max"] for r in metrics), 1e-3),
+        Row("run", case, "seconds", taken),
+        Row("run", case, "seconds of a step", statistics.median(row["seconds_step"] for row in metrics)),
+        Row("run", case, "held-out reward", held_out),
+        Row("run", case, "largest gap of logprobs of fresh answers", gap, 1e-3),
     ]
 
 
