@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -32,7 +33,7 @@ from typing import Any
 
 from benchmarks.gpu_kernels import attention, experts
 from benchmarks.gpu_rows import Row, device_name, wait_for_device
-from benchmarks.report import RESULTS, save
+from benchmarks.report import RESULTS, machine, save, write
 
 NEEDS = (
     "gpu_check needs one NVIDIA GPU with 24 GB or more, a CUDA build of PyTorch, 8 GB of free disk in the temporary folder and "
@@ -130,7 +131,7 @@ def steps_of(name: str, folder: Path, small: bool) -> list[Row]:
     groups, media = random_groups(trainer.processor, 2 if small else 8, 64 if small else 512)
     trainer.train_step(groups, media, version=0)
     held = held_bytes(trainer)
-    times, tokens = [], 0.0
+    times, tokens, metrics = [], 0.0, dict[str, float]()
     for number in range(1 if small else 5):
         wait_for_device()
         began = time.perf_counter()
@@ -146,15 +147,19 @@ def steps_of(name: str, folder: Path, small: bool) -> list[Row]:
     ]
     peak = next((value for part, value in PEAK.items() if on_gpu and part in device_name()), None)
     rows.append(Row("step", name, "MFU", None if peak is None else 6 * active * tokens / took / peak))
-    planned = planned_rank(folder, trainer.training)
+    forest = math.ceil(tokens / metrics["forests"])  # packing fills them evenly, and not up to the budget
+    planned = planned_rank(folder, replace(trainer.training, token_budget=forest))
     for kind, size in held.items():
         rows.append(Row("step", name, f"{kind}, MB", size / 1e6))
         rows.append(Row("step", name, f"{kind} as planned, MB", getattr(planned, kind) / 1e6))
         rows.append(Row("step", name, f"{kind}: difference from the plan", abs(size - getattr(planned, kind)) / size, 0.1))
+    rows.append(Row("step", name, "tokens of a forest", float(forest)))
     rows.append(Row("step", name, "activations and logits as planned, MB", (planned.activations + planned.logits) / 1e6))
     if on_gpu:
         most = torch.cuda.max_memory_allocated() - before
+        expected = sum(getattr(planned, kind) for kind in held) + planned.activations + planned.logits
         rows.append(Row("step", name, "peak, MB", most / 1e6))
+        rows.append(Row("step", name, "peak as planned, MB", expected / 1e6))
         rows.append(Row("step", name, "activations and logits at the peak, MB", (most - sum(held.values())) / 1e6))
     return rows
 
@@ -329,14 +334,15 @@ def main() -> None:
         raise SystemExit(
             f"no GPU: PyTorch {torch.__version__} is {built}; `--device cpu` runs the same program with tiny models"
         )
-    began = time.perf_counter()
-    rows: list[dict[str, Any]] = []
+    name, where = ("gpu_check_on_cpu", "CPU") if small else ("gpu_check", device_name())
+    began, rows = time.perf_counter(), list[dict[str, Any]]()
     for part in args.only:
         left = TOTAL - (time.perf_counter() - began)
         rows += in_process(part, small, CPU_LIMIT if small else min(LIMIT, left))
-    print(f"device: {'CPU' if small else device_name()}, PyTorch {torch.__version__}, {time.perf_counter() - began:.0f} s")
-    name = "gpu_check_on_cpu" if small else "gpu_check"
-    where = "CPU" if small else device_name()
+        told = {"device": where, "torch": torch.__version__, "seconds": time.perf_counter() - began}
+        write(name, rows, machine(), folder=args.results, **told)  # a check that is broken off leaves what it has
+        print(f"{part}: done after {told['seconds']:.0f} s", flush=True)
+    print(f"device: {where}, PyTorch {torch.__version__}, {time.perf_counter() - began:.0f} s")
     save(name, rows, folder=args.results, device=where, torch=torch.__version__, seconds=time.perf_counter() - began)
     if any(row["ok"] == "NO" for row in rows):
         raise SystemExit(1)

@@ -75,10 +75,23 @@ def save(name: str, rows: Sequence[dict[str, Any]], *, key: str | None = None, f
         new = {row[key] for row in rows}
         rows = [row for row in _earlier(name) if row.get(key) not in new] + rows
     print(f"\n{name} · {where['processor']}, {where['cores']} cores, {where['date']}\n\n{table(rows)}\n", flush=True)
+    print(f"written: {write(name, rows, where, folder=folder, **more)}")
+
+
+def write(name: str, rows: Sequence[dict[str, Any]], where: dict[str, Any], *, folder: Path = RESULTS, **more: Any) -> Path:
+    """Write `<name>.json` without a word, for instance what there is so far.
+
+    Args:
+        name: of the file, without its ending.
+        rows: of the table.
+        where: what `machine` says.
+        folder: where it is written.
+        **more: kept beside the rows.
+    """
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(json.dumps({"machine": where, "rows": list(rows)} | more, indent=1, default=float) + "\n")
-    print(f"written: {path}")
+    return path
 
 
 def _earlier(name: str) -> list[dict[str, Any]]:
@@ -102,7 +115,11 @@ def write_readme() -> None:
         where = result["machine"]
         place = f"{where['processor']}, {where['cores']} cores, Python {where['python']}, load {where['load']} before"
         parts.append(f"### {path.stem}\n\n{place}; {where['date']}, commit {where['commit']}.\n\n{table(result['rows'])}")
-        notes = [f"{key}: {value}" for key, value in result.items() if key in ("bars", "export_exact", "live")]
+        notes = [
+            f"{key}: {value}"
+            for key, value in result.items()
+            if key in ("bars", "export_exact", "live", "device", "torch", "note")
+        ]
         if notes:
             parts.append("; ".join(notes) + ".")
     README.write_text("\n\n".join(parts) + "\n")

@@ -30,7 +30,7 @@ class TrainingConfig:
     inputs alone are kept."""
     attention: Attention = "auto"
     """How packed samples attend: in dense blocks, or by FlexAttention, which needs an NVIDIA GPU and heads of 16 channels or
-    more. `auto` takes FlexAttention where it can."""
+    more. `auto` takes FlexAttention where it can, in bfloat16; in float32 blocks are faster."""
     experts: Experts = "auto"
     """How the experts of a mixture are computed: one after the other, or all in one grouped matrix product. `auto`: grouped on
     an NVIDIA GPU in bfloat16, else one after the other."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from relax_server.models.catalog import resolve_model
+from relax_server.training.attention_way import attention_way
 from training_data import conversation, make_policy, read
 
 from relax_sdk import ConfigError
@@ -125,17 +126,15 @@ def test_training_with_flex_attention_on_a_cpu_is_refused(worker):
         worker.run(train_with_flex, resolve_model("relax/tiny-qwen3"))
 
 
-def choose(setting: Any, device: str, head_dim: int) -> str:
-    import torch
-    from relax_server.training.megatron.flex import way
+def test_the_way_follows_the_device_the_heads_and_the_precision():
+    def way(setting: Any, on_gpu: bool, head_dim: int, dtype: str = "bfloat16") -> str:
+        return attention_way(setting, on_gpu=on_gpu, head_dim=head_dim, dtype=dtype)
 
-    return way(setting, torch.device(device), head_dim)
-
-
-def test_the_way_follows_the_device_and_the_heads(worker):
-    assert worker.run(choose, "auto", "cpu", 64) == "blocks"
-    assert worker.run(choose, "auto", "cuda", 64) == "flex"
-    assert worker.run(choose, "auto", "cuda", 8) == "blocks"
-    assert worker.run(choose, "blocks", "cuda", 64) == "blocks"
+    assert way("auto", False, 64) == "blocks"
+    assert way("auto", True, 64) == "flex"
+    assert way("auto", True, 8) == "blocks"
+    assert way("auto", True, 64, "float32") == "blocks", "FlexAttention is exact there without the tensor cores, and slower"
+    assert way("flex", True, 64, "float32") == "flex"
+    assert way("blocks", True, 64) == "blocks"
     with pytest.raises(ConfigError, match=r"heads of 16 channels or more, and those of this model have 8"):
-        worker.run(choose, "flex", "cuda", 8)
+        way("flex", True, 8)

@@ -20,6 +20,7 @@ from relax_sdk.planning import MemoryPlan, PlannedLayout, PlannedRank, PlanReque
 from relax_sdk.tuning import Tuning
 from relax_server.models.division import check_layout, moe_layers, stage_parts
 from relax_server.models.layout import hf_config
+from relax_server.training.attention_way import attention_way
 from relax_server.training.megatron.config import head_dim
 from relax_server.training.planned_model import Model
 
@@ -230,10 +231,15 @@ def fitting(
         reference: as for `plan_layout`.
         only: this layout alone, also if it does not fit.
         tuning: what is trained; None: everything.
+
+    Raises:
+        ConfigError: `training.attention` is nothing for this model.
     """
+    way = attention_way(training.attention, on_gpu=True, head_dim=head_dim(model.config), dtype=training.dtype)
 
     def planned(layout: LayoutConfig) -> LayoutPlan:
-        return plan_layout(model, layout, training, reference=reference, flex=True, tuning=tuning)
+        flex = way == "flex" and layout.cp == 1  # a rank with some of the queries attends in blocks
+        return plan_layout(model, layout, training, reference=reference, flex=flex, tuning=tuning)
 
     if only is not None:
         return [planned(only)]

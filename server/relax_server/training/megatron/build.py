@@ -22,7 +22,8 @@ from relax_sdk.training_config import Attention, Experts, Recompute
 from relax_sdk.tuning import Tuning
 from relax_server.models.families import family_of, trained_part
 from relax_server.models.weight_files import FolderWeights
-from relax_server.training.megatron import flex, hf, lora, parallel
+from relax_server.training.attention_way import attention_way
+from relax_server.training.megatron import hf, lora, parallel
 from relax_server.training.megatron.adapted_weights import adapted_weights
 from relax_server.training.megatron.config import head_dim, text_config, transformer_config
 from relax_server.training.megatron.experts import RankExperts, way
@@ -82,9 +83,10 @@ def build_model(
         if attention == "flex":
             raise ConfigError("training.attention = 'flex' cannot be had with layout.cp above 1; set it to 'auto' or 'blocks'")
     else:
-        attends_by_flex = flex.way(attention, device, head_dim(text_config(hf_config))) == "flex"
+        heads, kept_in = head_dim(text_config(hf_config)), "bfloat16" if dtype == torch.bfloat16 else "float32"
+        chosen = attention_way(attention, on_gpu=device.type == "cuda", head_dim=heads, dtype=kept_in)
         for part in parts:
-            part.flex = attends_by_flex
+            part.flex = chosen == "flex"
     if config.num_moe_experts:
         widths = (config.hidden_size, config.moe_ffn_hidden_size // config.expert_tensor_parallel_size)
         grouped = way(experts, device, dtype, widths) == "grouped"

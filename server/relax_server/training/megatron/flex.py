@@ -9,20 +9,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from relax_sdk.errors import ConfigError
-from relax_sdk.training_config import Attention
-
 BLOCK = 128
 """Queries and keys of a block of the mask."""
-LEAST_HEAD = 16
-"""Channels of a head that the kernels need at least."""
 SHAPES = 256
 """Kernels that may be compiled in one process: one for each padded length, dtype and number of heads."""
 
@@ -35,33 +30,6 @@ class FlexMask:
     """Over `length` queries and keys."""
     length: int
     """Tokens with padding."""
-
-
-def way(setting: Attention, device: torch.device, head_dim: int) -> Literal["blocks", "flex"]:
-    """Choose how a model attends.
-
-    Args:
-        setting: `TrainingConfig.attention`.
-        device: where the model is trained.
-        head_dim: channels of one of its heads.
-
-    Raises:
-        ConfigError: FlexAttention is asked for and cannot be had.
-    """
-    on_gpu = device.type == "cuda"
-    if setting == "flex" and not on_gpu:
-        raise ConfigError(
-            "training.attention = 'flex' needs an NVIDIA GPU, as FlexAttention has no backward pass on a CPU; set it to 'auto' "
-            "or 'blocks'"
-        )
-    if setting == "flex" and head_dim < LEAST_HEAD:
-        raise ConfigError(
-            f"training.attention = 'flex' needs heads of {LEAST_HEAD} channels or more, and those of this model have "
-            f"{head_dim}; set it to 'auto' or 'blocks'"
-        )
-    if setting == "auto":
-        return "flex" if on_gpu and head_dim >= LEAST_HEAD else "blocks"
-    return setting
 
 
 def padded_length(t: int) -> int:
