@@ -81,6 +81,11 @@ class Turn:
 
     An engine draws token `i` of an answer from this seed and `i` alone, whatever else is in its batch. `sampling_seed` is None
     where the engine drew as it liked: it does not take seeds."""
+    shown_fps: list[float | None] = field(default_factory=list)
+    """Frames per second at which the model was shown each of `media`, as its positions follow from them; None: it is no film.
+
+    They are chosen by the model's processor and the run's `media` settings, from a film's own. Empty without films, and in
+    records of older versions."""
 
 
 @dataclass
@@ -101,6 +106,8 @@ class Sample:
     """Index into `Trajectory.turns` per produced token; -1 where the mask is 0."""
     media: list[MediaRef]
     """Media in the order of their placeholders in `ids`."""
+    shown_fps: list[float | None] = field(default_factory=list)
+    """See `Turn.shown_fps`."""
 
 
 @dataclass(repr=False)
@@ -191,7 +198,7 @@ class Trajectory:
             sample.logprobs += [0.0] * len(given) + turn.response_logprobs
             sample.versions += [-1] * len(given) + token_versions(turn)
             sample.turn += [-1] * len(given) + [index] * len(turn.response_ids)
-            sample.media = list(turn.media)
+            sample.media, sample.shown_fps = list(turn.media), list(turn.shown_fps)
         return out
 
 

@@ -190,6 +190,13 @@ async def test_the_same_bytes_are_an_image_and_a_film_in_one_episode(bench, proc
     assert batch.media[0].n_tokens != batch.media[1].n_tokens
     counts = [length for _, _, length in processor.placeholders(sample.ids)]
     assert counts == [batch.media[kind == "video"].n_tokens for kind in kinds]
+    shown, features = processor.shown_fps([batch.media[1]])[0], read_features([sample], processor, made.store.get)
+    assert shown and sample.shown_fps == [None, shown, shown, None]
+    faster = dataclasses.replace(sample, shown_fps=[None, shown, 2 * shown, None])
+    with pytest.raises(relax.TokenError, match=f"to the engine at {2 * shown} frames per second and is shown here at {shown}"):
+        make_batch([faster], processor, features)
+    with pytest.raises(relax.TokenError, match="frames per second of 1 media items, and it has 4"):
+        make_batch([dataclasses.replace(sample, shown_fps=[shown])], processor, features)
 
 
 async def test_media_of_the_last_observation_are_stored_though_the_policy_never_sees_them(bench):

@@ -302,6 +302,14 @@ class Processor:
             out += self.place(next(item)).ids.tolist() if id in self._kinds else [id]
         return out
 
+    def shown_fps(self, items: Sequence[MediaFeatures | None]) -> list[float | None]:
+        """Frames per second at which the model is shown each item, see `Turn.shown_fps`."""
+        pace = [None if item is None else item.second_per_grid for item in items]
+        if self._extract is None or not any(pace):
+            return []
+        frames = self._extract.config.video.temporal
+        return [None if seconds is None else frames / seconds for seconds in pace]
+
     def place(self, item: MediaFeatures) -> Placed:
         """What the placeholder of an item stands for."""
         assert self.family.media is not None

@@ -193,6 +193,7 @@ class TokenRecorder:
         engine: str,
         seconds: float,
         sampling: SamplingParams | None = None,
+        shown_fps: Sequence[float | None] = (),
     ) -> Turn:
         """Keep one model call as a turn.
 
@@ -203,6 +204,7 @@ class TokenRecorder:
             engine: URL of the engine.
             seconds: that the call took.
             sampling: that was asked for.
+            shown_fps: of `media`, see `Turn.shown_fps`.
 
         Raises:
             TokenError: the engine saw other tokens, or another number of placeholders, than were sent.
@@ -222,6 +224,7 @@ class TokenRecorder:
             seconds=seconds,
             engine=engine,
             sampling=sampling if sampling is None or generation.seeded else sampling.with_seed(None),
+            shown_fps=list(shown_fps),
         )
         self._check_response(turn)
         self.turns.append(turn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -152,6 +153,7 @@ def make_batch(
     n_inputs = np.zeros(len(samples), np.int64)
     n_inputs[trained.sample] = trained.at  # ascending within a sample, so the last one stays
     _check_trained(trained, n_inputs, processor)
+    _check_shown(samples, processor, features)
     keys, media = _keys(samples, ids, start, processor, features)
     positions = _positions(samples, keys, ids, start, processor, features)
     return TokenBatch(ids, keys, positions, start, n_inputs, trained, media, processor.vocab_size, tuple(routes))
@@ -169,6 +171,26 @@ def _check_trained(trained: Trained, n_inputs: np.ndarray, processor: Processor)
         raise TokenError(f"{int(banned.sum())} trained tokens are ones that must never be sampled: {tokens}")
     if not np.isfinite(trained.logprob).all():
         raise TokenError(f"{int((~np.isfinite(trained.logprob)).sum())} trained tokens have a logprob that is not finite")
+
+
+def _check_shown(samples: Sequence[Sample], processor: Processor, features: dict[MediaKey, MediaFeatures]) -> None:
+    """See that films are shown here at the pace that the engine was shown them at: positions follow from it, and ids may not.
+
+    Raises:
+        TokenError: one is not.
+    """
+    for i, sample in enumerate(samples):
+        if not any(sample.shown_fps):
+            continue
+        here = processor.shown_fps([features[ref.key] for ref in sample.media])
+        if len(here) != len(sample.shown_fps):
+            raise TokenError(f"sample {i}: frames per second of {len(sample.shown_fps)} media items, and it has {len(here)}")
+        for then, now in zip(sample.shown_fps, here, strict=True):
+            if then != now and not (then and now and math.isclose(then, now, rel_tol=1e-6)):
+                raise TokenError(
+                    f"sample {i}: a film was shown to the engine at {then} frames per second and is shown here at {now}; "
+                    "engine and trainer must use the same preprocessor and `media` settings"
+                )
 
 
 def _keys(

@@ -98,8 +98,8 @@ class TokenPolicy(Policy):
         room = self._require_room(len(prompt.expanded), self.max_tokens)
         media = [self._media[item.ref.key] for item in prompt.media]
         sampled = await self.sample(prompt, tuple(item.item for item in media), room, options)
-        refs = [item.ref for item in media]
-        turn = recorder.record(prompt, sampled.generation, refs, sampled.engine, sampled.seconds, sampled.sampling)
+        refs, fps = [item.ref for item in media], recorder.processor.shown_fps([item.features for item in media])
+        turn = recorder.record(prompt, sampled.generation, refs, sampled.engine, sampled.seconds, sampled.sampling, fps)
         return Answer(recorder.answer(plan, prompt, turn, options.shown), turn, prompt.messages)
 
     async def _plan(self, messages: Sequence[Message], options: CallOptions) -> PromptPlan:
