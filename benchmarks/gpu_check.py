@@ -8,7 +8,7 @@
 - *step*: whole training steps of a random 0.6B Qwen3 and a random 0.5B omni model in bfloat16: tokens/s, share of the device's
   peak arithmetic (MFU), memory by kind.
 - *engine*: tokens/s of the embedded engine with the 0.6B model, and how long it takes, and stands still for, new weights.
-- *run*: `tone-v0` trained for a few steps, with all processes of a run.
+- *run*: `tone-v0` trained for a few steps, with all processes of a run; once with `mode="colocate"`.
 
 Each part is a process of its own with a time limit; one that fails is told in the table, and the others go on. With
 `--device cpu` the same program runs with tiny models: it shows that the program works, and nothing of a GPU.
@@ -254,12 +254,19 @@ async def served(model: Path, root: Path, small: bool) -> list[Row]:
 
 
 def run(small: bool) -> list[Row]:
-    """A short run with all its processes."""
+    """Short runs with all their processes: side by side, and taking turns, when the trainer leaves the device to the engine."""
+    steps = (2, 2) if small else (40, 8)
+    return [*one_run(small, steps[0], mode="async"), *one_run(small, steps[1], mode="colocate")]
+
+
+def one_run(small: bool, steps: int, **settings: Any) -> list[Row]:
+    """One of them."""
     import relax_sdk as relax
 
-    steps = 2 if small else 40
-    settings: dict[str, Any] = {"warmup": {"steps": 2}, "eval": {"every": 0, "limit": 8}} if small else {"eval": {"every": 0}}
+    case = f"tone-v0, {steps} steps, {settings['mode']}"
+    settings["eval"] = {"every": 0}
     if small:
+        settings |= {"warmup": {"steps": 2}, "eval": {"every": 0, "limit": 8}}
         settings["rollout"] = {"groups_per_step": 2, "group_size": 2}
     with tempfile.TemporaryDirectory() as temporary:
         began = time.perf_counter()
@@ -267,7 +274,6 @@ def run(small: bool) -> list[Row]:
         taken, metrics = time.perf_counter() - began, done.metrics
     held_out = next(row["eval_reward"] for row in reversed(metrics) if "eval_reward" in row)
     gap = max(row["logprob_gap_max"] for row in metrics if row["staleness_max"] == 0)  # others have been learnt from since
-    case = f"tone-v0, {steps} steps"
     return [
         Row("run", case, "seconds", taken),
         Row("run", case, "seconds of a step", statistics.median(row["seconds_step"] for row in metrics)),
