@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -70,8 +71,11 @@ def stop_process(pid: int) -> None:
 
 
 def _thread_states(pid: int) -> list[str]:
-    stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return [stat.rpartition(")")[2].split()[0] for stat in stats]
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 def end_process(pid: int) -> None:

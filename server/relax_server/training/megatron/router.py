@@ -10,9 +10,7 @@ import torch
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
 
-if not hasattr(
-    moe_utils, "te_general_gemm"
-):  # imported by Megatron only beside Transformer Engine, but looked up without it too
+if not hasattr(moe_utils, "te_general_gemm"):  # Megatron imports it beside Transformer Engine alone, and looks it up always
     moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
 
 
