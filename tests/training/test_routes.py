@@ -63,7 +63,7 @@ def used_routes(recompute: bool, missing: bool) -> dict[str, Any]:
 
     def spy(self: Any, logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         probs, routing_map = original(self, logits, *args, **kwargs)
-        seen.append(routing_map.detach().numpy().copy())
+        seen.append(routing_map.detach().cpu().numpy().copy())
         return probs, routing_map
 
     router_module.TopKRouter.routing = spy  # type: ignore[method-assign]
@@ -126,7 +126,7 @@ def replayed_own_routes() -> float:
         (plain,) = policy.logprobs([sample], read)
     finally:
         TopKRouter.routing = original  # type: ignore[method-assign]
-    experts = np.stack([x.numpy().astype(np.int32) for x in taken], 1)
+    experts = np.stack([x.cpu().numpy().astype(np.int32) for x in taken], 1)
     last = trajectory.turns[1]
     last.routed_experts, last.routed_shape = experts.tobytes(), list(experts.shape)
     assert len(experts) == len(last.prompt_ids) + len(last.response_ids) - 1
@@ -257,7 +257,7 @@ def with_dense_layers(folder: Path, dense: list[int], recompute: bool) -> dict[s
 
     def spy(self: Any, logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         probs, routing_map = original(self, logits, *args, **kwargs)
-        seen[self.layer_number - 1] = routing_map.numpy().copy()
+        seen[self.layer_number - 1] = routing_map.cpu().numpy().copy()
         return probs, routing_map
 
     TopKRouter.routing = spy  # type: ignore[method-assign]
@@ -288,7 +288,7 @@ def gradients(recompute: bool, budget: int) -> dict[str, np.ndarray]:
     """Gradients of one step with routes, pictures, sounds and films, by parameter."""
     policy = make_policy(OMNI, replay_routes=True, recompute=recompute, token_budget=budget)
     policy.train_step(routed_groups(policy.processor, 0, n_groups=3), read, 0)
-    return {name: p.main_grad.numpy().copy() for name, p in policy._loaded.model.named_parameters()}
+    return {name: p.main_grad.cpu().numpy().copy() for name, p in policy._loaded.model.named_parameters()}
 
 
 def test_recomputed_layers_have_the_same_gradients(worker):

@@ -262,7 +262,7 @@ def make_policy(
 
 
 def parameters(policy: Any) -> dict[str, np.ndarray]:
-    return {name: tensor.float().numpy().copy() for name, tensor in policy._loaded.hf_weights().items()}
+    return {name: tensor.float().cpu().numpy().copy() for name, tensor in policy._loaded.hf_weights().items()}
 
 
 def gradients(policy: Any, folder: Path) -> None:
