@@ -65,7 +65,7 @@ def parity(small: bool) -> list[Row]:
     if small:
         wanted = [case for case in wanted if case.name == "mixed"]
     bench.CASES[:] = [replace(case, turns=case.turns[:1]) for case in wanted]
-    args = argparse.Namespace(tokens=8 if small else 32, samples=2 if small else 8)
+    args = argparse.Namespace(tokens=16 if small else 32, samples=8)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
