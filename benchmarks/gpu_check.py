@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.gpu_kernels import attention, experts
 from benchmarks.gpu_rows import Row, device_name, wait_for_device
@@ -259,26 +259,25 @@ def run(small: bool) -> list[Row]:
     return [*one_run(small, steps[0], mode="async"), *one_run(small, steps[1], mode="colocate")]
 
 
-def one_run(small: bool, steps: int, **settings: Any) -> list[Row]:
-    """One of them."""
+def one_run(small: bool, steps: int, mode: Literal["async", "colocate"]) -> list[Row]:
+    """`tone-v0` in one mode; evaluated at its end."""
     import relax_sdk as relax
 
-    case = f"tone-v0, {steps} steps, {settings['mode']}"
-    settings["eval"] = {"every": 0}
+    case, settings = f"tone-v0, {steps} steps, {mode}", dict[str, Any](mode=mode, eval={"every": 0})
     if small:
         settings |= {"warmup": {"steps": 2}, "eval": {"every": 0, "limit": 8}}
-        settings["rollout"] = {"groups_per_step": 2, "group_size": 2}
+        settings |= {"rollout": {"groups_per_step": 2, "group_size": 2}}
     with tempfile.TemporaryDirectory() as temporary:
         began = time.perf_counter()
         done = relax.Trainer("tone-v0", seed=0, folder=Path(temporary) / "run", **settings).fit(steps=steps, progress=False)
         taken, metrics = time.perf_counter() - began, done.metrics
     held_out = next(row["eval_reward"] for row in reversed(metrics) if "eval_reward" in row)
-    gap = max(row["logprob_gap_max"] for row in metrics if row["staleness_max"] == 0)  # others have been learnt from since
+    fresh = [row["logprob_gap_max"] for row in metrics if row["staleness_max"] == 0]  # others have been learnt from since
     return [
         Row("run", case, "seconds", taken),
         Row("run", case, "seconds of a step", statistics.median(row["seconds_step"] for row in metrics)),
         Row("run", case, "held-out reward", held_out),
-        Row("run", case, "largest gap of logprobs of fresh answers", gap, 1e-3),
+        Row("run", case, "largest gap of logprobs of fresh answers", max(fresh, default=None), 1e-3),
     ]
 
 
@@ -312,7 +311,8 @@ def in_process(part: str, small: bool, limit: float) -> list[dict[str, Any]]:
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=max(limit, 0.0))
             said = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         except subprocess.TimeoutExpired as late:
-            print((late.stderr or b"").decode(errors="replace")[-4000:], file=sys.stderr)
+            said = late.stderr or ""  # bytes, though text is asked for, in the Python versions that there are
+            print((said.decode(errors="replace") if isinstance(said, bytes) else said)[-4000:], file=sys.stderr)
             return [Row(part, "", f"not done within {late.timeout:.0f} s", None, 0.0).plain()]
         if done.returncode or not out.exists():
             print(done.stderr[-4000:], file=sys.stderr)
@@ -341,15 +341,15 @@ def main() -> None:
             f"no GPU: PyTorch {torch.__version__} is {built}; `--device cpu` runs the same program with tiny models"
         )
     name, where = ("gpu_check_on_cpu", "CPU") if small else ("gpu_check", device_name())
-    began, rows = time.perf_counter(), list[dict[str, Any]]()
+    began, rows, told = time.perf_counter(), list[dict[str, Any]](), dict[str, Any](device=where, torch=torch.__version__)
     for part in args.only:
         left = TOTAL - (time.perf_counter() - began)
         rows += in_process(part, small, CPU_LIMIT if small else min(LIMIT, left))
-        told = {"device": where, "torch": torch.__version__, "seconds": time.perf_counter() - began}
+        told["seconds"] = time.perf_counter() - began
         write(name, rows, machine(), folder=args.results, **told)  # a check that is broken off leaves what it has
         print(f"{part}: done after {told['seconds']:.0f} s", flush=True)
-    print(f"device: {where}, PyTorch {torch.__version__}, {time.perf_counter() - began:.0f} s")
-    save(name, rows, folder=args.results, device=where, torch=torch.__version__, seconds=time.perf_counter() - began)
+    print(f"device: {where}, PyTorch {torch.__version__}, {told['seconds']:.0f} s")
+    save(name, rows, folder=args.results, **told)
     if any(row["ok"] == "NO" for row in rows):
         raise SystemExit(1)
 

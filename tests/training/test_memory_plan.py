@@ -120,6 +120,23 @@ def test_layouts_share_the_weights_and_the_best_that_fits_comes_first():
     assert tight and all(plan.largest <= found[0].largest for plan in tight) and found[0] not in tight
 
 
+@pytest.mark.parametrize(
+    ("layout", "dtype", "attention", "flex"),
+    [
+        (LayoutConfig(), "bfloat16", "auto", True),
+        (LayoutConfig(), "float32", "auto", False),
+        (LayoutConfig(), "float32", "flex", True),
+        (LayoutConfig(cp=2), "bfloat16", "auto", False),
+    ],
+)
+def test_a_plan_attends_as_the_trainer_will_on_a_gpu(layout: LayoutConfig, dtype: Any, attention: Any, flex: bool) -> None:
+    model = Model.of(hf_config("relax/tiny-qwen3"))
+    training = TrainingConfig(token_budget=1024, dtype=dtype, attention=attention)
+    (planned,) = fitting(model, layout.ranks, 10**9, training, reference=False, only=layout)
+    wanted, other = (plan_layout(model, layout, training, reference=False, flex=way) for way in (flex, not flex))
+    assert planned == wanted != other
+
+
 def test_an_interleaved_pipeline_that_cannot_be_is_refused_with_the_numbers():
     with pytest.raises(ConfigError, match=r"LayoutConfig.vpp = 2; allowed: 1 where pp is 1"):
         LayoutConfig(vpp=2)

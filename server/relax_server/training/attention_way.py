@@ -14,8 +14,8 @@ LEAST_HEAD = 16
 def attention_way(setting: Attention, *, on_gpu: bool, head_dim: int, dtype: str) -> Literal["blocks", "flex"]:
     """Choose how a model attends.
 
-    In float32 FlexAttention's kernels do not use the tensor cores, or they would not be exact; with 8,000 tokens blocks take a
-    quarter to a third of their time (`benchmarks.gpu_check`).
+    In float32 FlexAttention's kernels do not use the tensor cores, or they would not be exact: on an H200 blocks take 1.4 times
+    their time with 1,000 tokens, and a quarter to a third of it with 8,000 (`benchmarks.gpu_check`).
 
     Args:
         setting: `TrainingConfig.attention`.

@@ -186,7 +186,7 @@ def _check_shown(samples: Sequence[Sample], processor: Processor, features: dict
         if len(here) != len(sample.shown_fps):
             raise TokenError(f"sample {i}: frames per second of {len(sample.shown_fps)} media items, and it has {len(here)}")
         for then, now in zip(sample.shown_fps, here, strict=True):
-            if then != now and not (then and now and math.isclose(then, now, rel_tol=1e-6)):
+            if not math.isclose(then or 0.0, now or 0.0, rel_tol=1e-6):
                 raise TokenError(
                     f"sample {i}: a film was shown to the engine at {then} frames per second and is shown here at {now}; "
                     "engine and trainer must use the same preprocessor and `media` settings"

@@ -233,7 +233,7 @@ def fitting(
         tuning: what is trained; None: everything.
 
     Raises:
-        ConfigError: `training.attention` is nothing for this model.
+        ConfigError: FlexAttention is asked for, and the model's heads have too few channels for it.
     """
     way = attention_way(training.attention, on_gpu=True, head_dim=head_dim(model.config), dtype=training.dtype)
 

@@ -83,8 +83,8 @@ def build_model(
         if attention == "flex":
             raise ConfigError("training.attention = 'flex' cannot be had with layout.cp above 1; set it to 'auto' or 'blocks'")
     else:
-        heads, kept_in = head_dim(text_config(hf_config)), "bfloat16" if dtype == torch.bfloat16 else "float32"
-        chosen = attention_way(attention, on_gpu=device.type == "cuda", head_dim=heads, dtype=kept_in)
+        channels, on_gpu = head_dim(text_config(hf_config)), device.type == "cuda"
+        chosen = attention_way(attention, on_gpu=on_gpu, head_dim=channels, dtype=str(dtype).removeprefix("torch."))
         for part in parts:
             part.flex = chosen == "flex"
     if config.num_moe_experts:
