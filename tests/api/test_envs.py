@@ -220,15 +220,16 @@ def test_it_gets_one_processor(client: relax.Client, hostile: str) -> None:
 
 
 def test_the_processor_time_of_a_worker_is_charged_to_whoever_brought_it(locked: Service) -> None:
-    """Also that of processes which it starts and which have ended."""
+    """Also that of processes which it starts and which have ended.
+
+    The last of it may be spent in a step, which fails, or be told between two, so that the next one is refused.
+    """
+    used_up = r"key 'few' has used its 8 worker seconds an hour; try again in"
     with locked.client() as http:
-        body = {"name": "few", "rights": ["run", "upload"], "worker_seconds_per_hour": 8}
-        secret = http.post("/v1/keys", json=body).json()["secret"]
+        secret = _key_with_seconds(http, "few", 8)
     with relax.Client(locked.url, secret) as few:
         few.upload_env(hosted_envs.Hostile, id="greedy")
-        with pytest.raises(
-            relax.ServiceError, match=r"was ended: key 'few' has used its 8 worker seconds an hour; try again in"
-        ):
+        with pytest.raises(relax.ServiceError, match=used_up):
             play = Play(few, "greedy", step_timeout=120.0)
             while True:
                 play.do("spin 2")
@@ -237,6 +238,25 @@ def test_the_processor_time_of_a_worker_is_charged_to_whoever_brought_it(locked:
         assert refused.status_code == 429 and "8 worker seconds an hour" in refused.text
         assert int(refused.headers["Retry-After"]) > 0
         few.remove_env("greedy")
+
+
+def test_a_worker_that_spends_all_in_a_step_is_ended_in_it(locked: Service) -> None:
+    with locked.client() as http:
+        secret = _key_with_seconds(http, "fewer", 4)
+    with relax.Client(locked.url, secret) as fewer:
+        fewer.upload_env(hosted_envs.Hostile, id="endless")
+        play = Play(fewer, "endless", step_timeout=120.0)
+        with pytest.raises(
+            relax.ServiceError, match=r"was ended: key 'fewer' has used its 4 worker seconds an hour; try again in"
+        ):
+            play.do("spin 600")
+        fewer.remove_env("endless")
+
+
+def _key_with_seconds(http: httpx.Client, name: str, seconds: int) -> str:
+    """Secret of a key whose environments may use so many seconds of a processor an hour."""
+    body = {"name": name, "rights": ["run", "upload"], "worker_seconds_per_hour": seconds}
+    return http.post("/v1/keys", json=body).json()["secret"]
 
 
 def test_a_registered_environment_survives_the_service(tmp_path: Path, service: Service) -> None:
