@@ -120,7 +120,7 @@ def steps_of(name: str, folder: Path, small: bool) -> list[Row]:
     """Steps of one model on random groups, in bfloat16 with masters in float32; after one to warm up, five are measured."""
     import torch
 
-    from benchmarks.gpu_groups import random_groups
+    from benchmarks.gpu_groups import media_tokens, random_groups
 
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -148,32 +148,44 @@ def steps_of(name: str, folder: Path, small: bool) -> list[Row]:
     peak = next((value for part, value in PEAK.items() if on_gpu and part in device_name()), None)
     rows.append(Row("step", name, "MFU", None if peak is None else 6 * active * tokens / took / peak))
     forest = math.ceil(tokens / metrics["forests"])  # packing fills them evenly, and not up to the budget
-    planned = planned_rank(folder, replace(trainer.training, token_budget=forest))
+    seen = {tower: n / metrics["forests"] for tower, n in media_tokens(trainer.processor, groups, media).items()}
+    planned = planned_rank(folder, replace(trainer.training, token_budget=forest), seen)
     for kind, size in held.items():
         rows.append(Row("step", name, f"{kind}, MB", size / 1e6))
         rows.append(Row("step", name, f"{kind} as planned, MB", getattr(planned, kind) / 1e6))
         rows.append(Row("step", name, f"{kind}: difference from the plan", abs(size - getattr(planned, kind)) / size, 0.1))
     rows.append(Row("step", name, "tokens of a forest", float(forest)))
-    rows.append(Row("step", name, "activations and logits as planned, MB", (planned.activations + planned.logits) / 1e6))
+    computed = planned.activations + planned.towers + planned.logits
+    rows.append(Row("step", name, "activations and logits as planned, MB", computed / 1e6))
+    rows.append(Row("step", name, "of these, planned for towers, MB", planned.towers / 1e6))
     if on_gpu:
         most = torch.cuda.max_memory_allocated() - before
-        expected = sum(getattr(planned, kind) for kind in held) + planned.activations + planned.logits
+        expected = sum(getattr(planned, kind) for kind in held) + computed
         rows.append(Row("step", name, "peak, MB", most / 1e6))
         rows.append(Row("step", name, "peak as planned, MB", expected / 1e6))
         rows.append(Row("step", name, "activations and logits at the peak, MB", (most - sum(held.values())) / 1e6))
     return rows
 
 
-def planned_rank(folder: Path, training: Any) -> Any:
-    """What `relax plan` says of one process."""
+def planned_rank(folder: Path, training: Any, seen: dict[str, float]) -> Any:
+    """What `relax plan` says of one process.
+
+    Args:
+        folder: of the model.
+        training: with the tokens of a forest as its budget.
+        seen: tokens of a forest's media, by tower.
+    """
     from relax_server.training.memory_plan import plan_layout
     from relax_server.training.planned_model import Model
+    from relax_server.training.planned_towers import bytes_per_token
     from transformers import AutoConfig
 
     from relax_sdk.layout import LayoutConfig
+    from relax_sdk.tuning import Tuning
 
     model = Model.of(AutoConfig.from_pretrained(folder))
-    return plan_layout(model, LayoutConfig(), training, reference=False, flex=True).ranks[0]
+    towers = round(sum(seen[tower] * size for tower, size in bytes_per_token(model, training, Tuning()).items()))
+    return plan_layout(model, LayoutConfig(), training, reference=False, flex=True, towers=towers).ranks[0]
 
 
 def held_bytes(trainer: Any) -> dict[str, int]:

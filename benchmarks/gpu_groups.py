@@ -34,6 +34,16 @@ def random_groups(processor: Any, n: int, answer: int) -> tuple[list[Group], Cal
     return groups, lambda ref: data[ref.sha256]
 
 
+def media_tokens(processor: Any, groups: list[Group], read: Callable[[MediaRef], bytes]) -> dict[str, int]:
+    """Tokens of the different media of groups, by the tower that computes them."""
+    refs = {ref.sha256: ref for group in groups for episode in group.trajectories for ref in episode.turns[0].media}
+    found = {"visual": 0, "audio_tower": 0}
+    for ref in refs.values():
+        item = processor.features(read(ref), ref.sha256, ref.kind)
+        found["audio_tower" if item.grid is None else "visual"] += item.n_tokens
+    return found
+
+
 def _episode(g: int, i: int, ids: list[int], items: list[Any], rng: np.random.Generator, answer: int) -> Trajectory:
     said = rng.integers(32, 120, int(rng.integers(answer // 2, answer + 1))).tolist()
     turn = Turn(list(ids), said, [-5.0] * len(said), [VersionSpan(0, 0, len(said))], media=[item.ref for item in items])

@@ -33,6 +33,15 @@ class PlanRequest:
     """The policy keeps a frozen copy of what it trains: `algorithm.kl_coef` above 0 and `bus="local"`."""
     tuning: Tuning = field(default_factory=Tuning)
     """What is trained: everything, adapters, towers or not."""
+    visual_tokens: int = 0
+    """Tokens of different images and films in a forest."""
+    audio_tokens: int = 0
+    """Tokens of different sounds in a forest."""
+
+    def __post_init__(self) -> None:
+        for name in ("visual_tokens", "audio_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"PlanRequest.{name} = {getattr(self, name)}: it must be at least 0")
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,9 @@ class PlannedRank:
     optimizer: int
     reference: int
     activations: int
-    """Kept for the backward pass of a forest of `training.token_budget` tokens, those of media towers left out."""
+    """What the decoder keeps for the backward pass of a forest of `training.token_budget` tokens."""
+    towers: int
+    """What media towers keep of a forest's media."""
     logits: int
     attention_plan: int
     offloaded: bool = False
@@ -54,7 +65,8 @@ class PlannedRank:
     @property
     def total(self) -> int:
         """Most bytes at once."""
-        kept, computed = self.weights + self.gradients + self.reference, self.activations + self.logits + self.attention_plan
+        kept = self.weights + self.gradients + self.reference
+        computed = self.activations + self.towers + self.logits + self.attention_plan
         return kept + (max(self.optimizer, computed) if self.offloaded else self.optimizer + computed)
 
 
@@ -76,6 +88,8 @@ class MemoryPlan:
     """Keys and values of one token in an engine."""
     engine_weights: int
     """Bytes of the weights in an engine of one device."""
+    tower_bytes_per_token: dict[str, float]
+    """What each media tower keeps of one of its tokens for the backward pass, by name; 0: it is frozen."""
     kv_tokens: int
     """Tokens whose keys and values an engine has room for beside them, on a device of its own; 0: the weights do not fit."""
     layouts: tuple[PlannedLayout, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -11,6 +12,8 @@ from relax_sdk.planning import PlanRequest, parse_devices, parse_layout, parse_t
 from relax_sdk.training_config import Recompute
 
 app = typer.Typer()
+MEDIA = {"visual": "an image or a film", "audio_tower": "a sound"}
+"""What each tower takes."""
 
 
 @app.command(
@@ -37,6 +40,10 @@ def plan(
         bool,
         typer.Option("--offload-optimizer", help="training.offload='optimizer': its state is on the host between updates."),
     ] = False,
+    visual_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens of different images and films in a forest of --tokens tokens.")
+    ] = 0,
+    audio_tokens: Annotated[int, typer.Option(min=0, help="Tokens of different sounds in a forest of --tokens tokens.")] = 0,
     reference: Annotated[
         bool, typer.Option("--reference", help="The policy keeps a copy of what it trains, for the KL term.")
     ] = False,
@@ -50,8 +57,9 @@ def plan(
     again: Recompute = recompute or ("selective" if selective else False)
     training = TrainingConfig(token_budget=tokens, dtype=dtype, recompute=again, offload=way)  # type: ignore[arg-type] - checked
     chosen = parse_layout(layout) if layout is not None else None
-    found = plan_memory(PlanRequest(model, number, size, chosen, training, reference, parse_tuning(settings or [])))
-    kinds = ("weights", "gradients", "optimizer", "reference", "activations", "logits", "attention_plan", "total")
+    tuning = parse_tuning(settings or [])
+    found = plan_memory(PlanRequest(model, number, size, chosen, training, reference, tuning, visual_tokens, audio_tokens))
+    kinds = ("weights", "gradients", "optimizer", "reference", "activations", "towers", "logits", "attention_plan", "total")
     typer.echo(f"{'GB of a rank':<42} stage " + " ".join(f"{kind.replace('_', ' '):>14}" for kind in kinds) + "  fits")
     for planned in found.layouts[:most]:
         for rank in planned.ranks:
@@ -60,12 +68,25 @@ def plan(
     room = f"it has room for {found.kv_tokens:,} tokens" if found.kv_tokens else "its weights do not fit"
     typer.echo(
         f"{found.parameters:,} parameters. An engine holds {found.engine_weights / 1e9:.3f} GB of weights and "
-        f"{found.kv_bytes_per_token:,} bytes of keys and values a token: on a device of its own {room}. Activations "
-        "of media towers are not planned."
+        f"{found.kv_bytes_per_token:,} bytes of keys and values a token: on a device of its own {room}."
     )
+    _tell_of_towers(found.tower_bytes_per_token, told=visual_tokens + audio_tokens > 0)
     if not found.layouts:
         typer.echo(
             "no layout fits: use --recompute-selective or --recompute, --offload-optimizer, --set lora.rank=16, fewer "
             "--tokens, or more devices"
         )
         raise typer.Exit(1)
+
+
+def _tell_of_towers(per_token: Mapping[str, float], told: bool) -> None:
+    """Say what a token of media keeps on the ranks of the first stage.
+
+    Args:
+        per_token: bytes by tower.
+        told: whether the plan was told how many there are.
+    """
+    kept = [f"{size / 1e6:.3f} MB of a token of {MEDIA[tower]}" for tower, size in per_token.items() if size]
+    if kept:
+        counted = "" if told else " None was planned: say with --visual-tokens and --audio-tokens how many a forest has."
+        typer.echo(f"Towers on the first stage keep {' and '.join(kept)}.{counted}")

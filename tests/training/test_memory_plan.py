@@ -80,6 +80,39 @@ def test_what_is_computed_again_or_not_trained_is_planned(worker, name, recomput
     assert abs(planned - real["activations"]) < 0.1 * real["activations"], (planned, real["activations"])
 
 
+def test_media_of_a_forest_are_planned_on_the_first_stage_alone() -> None:
+    def planned(**settings: Any) -> Any:
+        layout = settings.pop("layout", LayoutConfig(pp=2))
+        return plan(PlanRequest("relax/tiny-omni", 4, 10**9, layout, TrainingConfig(token_budget=1024), **settings))
+
+    without, told = planned(), planned(visual_tokens=500, audio_tokens=100)
+    per_token = told.tower_bytes_per_token
+    first, last = told.layouts[0].ranks
+    assert per_token == without.tower_bytes_per_token and min(per_token.values()) > 10_000
+    assert first.towers == 2 * round(500 * per_token["visual"] + 100 * per_token["audio_tower"])  # of two forests at once
+    assert first.total - first.towers == without.layouts[0].ranks[0].total
+    assert last == without.layouts[0].ranks[1] and last.towers == 0
+    with pytest.raises(
+        ConfigError, match=r"1100 tokens of media \(visual_tokens \+ audio_tokens\) are more than the 1024 tokens"
+    ):
+        planned(visual_tokens=1000, audio_tokens=100)
+    with pytest.raises(ConfigError, match="audio_tokens = 5: the model has no tower for such media"):
+        plan(PlanRequest("relax/tiny-qwen3-vl", 1, 10**9, audio_tokens=5))
+    with pytest.raises(ConfigError, match="visual_tokens = -1: it must be at least 0"):
+        planned(visual_tokens=-1)
+
+
+def test_the_command_says_what_media_keep() -> None:
+    arguments = ["--model", "relax/tiny-omni", "--devices", "1x1GB", "--layout", "dp=1", "--dtype", "float32"]
+    untold = CliRunner().invoke(planning_cli.app, arguments)
+    hint = "None was planned: say with --visual-tokens and --audio-tokens how many a forest has."
+    assert "keep 0.085 MB of a token of an image or a film and 0.053 MB of a token of a sound. " + hint in untold.output
+    told = CliRunner().invoke(planning_cli.app, [*arguments, "--visual-tokens", "1000"])
+    assert "keep 0.085 MB" in told.output and hint not in told.output and " 0.085 " in told.output.splitlines()[1]
+    text = CliRunner().invoke(planning_cli.app, ["--model", "relax/tiny-qwen3", "--devices", "1x1GB"])
+    assert text.exit_code == 0 and "Towers" not in text.output
+
+
 def test_what_is_trained_is_read_from_settings():
     tuning = parse_tuning(["lora.rank=8", 'lora.targets=["attention"]', "towers.visual=train"])
     assert tuning == Tuning(LoraConfig(rank=8, targets=("attention",)), TowersConfig(visual="train"))

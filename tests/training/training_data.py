@@ -32,7 +32,8 @@ TINY: dict[str, Any] = dict(
 
 
 def media_items() -> dict[str, Media]:
-    """Media by name; `image` and `image2` have the same number of tokens, so their ids are equal."""
+    """Media by name; `image` and `image2` have the same number of tokens, so their ids are equal; the chunks of
+    audio towers are full with `chunks`."""
     rng = np.random.default_rng(0)
     wave = lambda n: rng.normal(0, 0.2, n).clip(-1, 1).astype(np.float32)
     pixels = lambda *shape: rng.integers(0, 255, (*shape, 3), dtype=np.uint8)
@@ -43,6 +44,7 @@ def media_items() -> dict[str, Media]:
         "long": Audio.from_array(wave(37_000)),
         "short": Audio.from_array(wave(5_300)),
         "video": Video.from_array(pixels(8, 64, 64), fps=4.0),
+        "chunks": Audio.from_array(wave(64_000)),
     }
 
 
@@ -292,21 +294,7 @@ def largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> fl
 
 def kept_for_backward(model: Any, forest: Any) -> int:
     """Bytes that a model keeps of a forest for its backward pass, each storage once; its parameters are not among them."""
-    import torch
-
-    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
-    tensors: list[Any] = []  # or storages are freed, and their addresses used again
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.detach()  # one that knows its graph would be held by it: a circle that no collector sees
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
-            tensors.append(tensor)
-        return tensor
+    from relax_server.training.planned_towers import kept_bytes
 
     model.train()
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        model(model.micro_batch(forest))
-    return sum(kept.values())
+    return kept_bytes(model, lambda: model(model.micro_batch(forest)))

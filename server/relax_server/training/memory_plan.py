@@ -23,6 +23,7 @@ from relax_server.models.layout import hf_config
 from relax_server.training.attention_way import attention_way
 from relax_server.training.megatron.config import head_dim
 from relax_server.training.planned_model import Model
+from relax_server.training.planned_towers import bytes_per_token, kept_of_media
 
 LOGITS_AT_ONCE = 2**25
 """As in `training.scoring`, which needs Megatron's process to be imported."""
@@ -101,8 +102,9 @@ def plan_layout(
     reference: bool,
     flex: bool,
     tuning: Tuning | None = None,
+    towers: int = 0,
 ) -> LayoutPlan:
-    """What each rank of a layout holds in a training step; media towers' activations, which follow the media, are not in it.
+    """What each rank of a layout holds in a training step.
 
     Args:
         model: what is trained.
@@ -111,13 +113,14 @@ def plan_layout(
         reference: the policy keeps a frozen copy of what it trains (`algorithm.kl_coef` above 0 with `bus="local"`).
         flex: layers attend by FlexAttention, as on a GPU.
         tuning: what is trained; None: everything.
+        towers: bytes that the towers keep of the media of one forest, see `planned_towers`.
     """
     tuning = tuning or Tuning()
     try:
         check_layout(model.config, layout)
     except ConfigError as error:
         return LayoutPlan(layout, (), str(error))
-    ranks = (_rank(model, layout, training, tuning, reference, flex, stage) for stage in range(layout.pp))
+    ranks = (_rank(model, layout, training, tuning, reference, flex, towers, stage) for stage in range(layout.pp))
     return LayoutPlan(layout, tuple(ranks))
 
 
@@ -128,6 +131,7 @@ def _rank(
     tuning: Tuning,
     reference: bool,
     flex: bool,
+    towers: int,
     stage: int,
 ) -> PlannedRank:
     """A rank of one pipeline stage."""
@@ -142,12 +146,13 @@ def _rank(
     whole = model.towers(lambda tower: first and tuning.has_lora and tuning.trains_whole(tower))
     trained = own - frozen + whole + adapters
     states = 12 if half else 8  # two moments, and a master where weights are in bfloat16
+    alive = in_flight(layout, stage)
     copies = (layout.dp * layout.cp, max(1, layout.tp * layout.cp * layout.dp // (layout.ep * layout.etp)))
     divided = copies if layout.distributed_optimizer else (1, 1)
     tokens, sparse, c = training.token_budget, moe_layers(model.config), model.config
     kept = sum(
         forests * sum(layer_bytes(model, sparse[i], tokens, layout, training, flex, tuning) for i in part)
-        for part, forests in zip(parts, in_flight(layout, stage), strict=True)
+        for part, forests in zip(parts, alive, strict=True)
     )
     if training.recompute:  # the layers of one forest are computed again one after the other
         kept += max(again_bytes(model, sparse[i], tokens, layout, training, flex, tuning) for i in layers)
@@ -162,6 +167,7 @@ def _rank(
         optimizer=trained.dense * states // divided[0] + trained.expert * states // divided[1],
         reference=trained.all * e if reference else 0,
         activations=kept,
+        towers=towers * alive[0] if first else 0,
         logits=at_once * 4 * LOGIT_COPIES if last else 0,
         attention_plan=16 * blocks if flex else 24 * tokens,
         offloaded=training.offload == "optimizer",
@@ -220,6 +226,7 @@ def fitting(
     reference: bool,
     only: LayoutConfig | None = None,
     tuning: Tuning | None = None,
+    towers: int = 0,
 ) -> list[LayoutPlan]:
     """Layouts that fit, best first: those that divide least over what is slow, so most over `dp`, then `ep`, `tp`, `pp`, `cp`.
 
@@ -231,6 +238,7 @@ def fitting(
         reference: as for `plan_layout`.
         only: this layout alone, also if it does not fit.
         tuning: what is trained; None: everything.
+        towers: as for `plan_layout`.
 
     Raises:
         ConfigError: FlexAttention is asked for, and the model's heads have too few channels for it.
@@ -239,7 +247,7 @@ def fitting(
 
     def planned(layout: LayoutConfig) -> LayoutPlan:
         flex = way == "flex" and layout.cp == 1  # a rank with some of the queries attends in blocks
-        return plan_layout(model, layout, training, reference=reference, flex=flex, tuning=tuning)
+        return plan_layout(model, layout, training, reference=reference, flex=flex, tuning=tuning, towers=towers)
 
     if only is not None:
         return [planned(only)]
@@ -262,6 +270,7 @@ def plan(request: PlanRequest) -> MemoryPlan:
     from relax_server.models.catalog import resolve_model
 
     model = Model.of(hf_config(resolve_model(request.model)))
+    per_media_token = bytes_per_token(model, request.training, request.tuning)
     found = fitting(
         model,
         request.devices,
@@ -270,6 +279,7 @@ def plan(request: PlanRequest) -> MemoryPlan:
         reference=request.reference,
         only=request.layout,
         tuning=request.tuning,
+        towers=kept_of_media(request, per_media_token),
     )
     if request.layout is not None and found[0].refused:
         raise ConfigError(found[0].refused)
@@ -282,6 +292,7 @@ def plan(request: PlanRequest) -> MemoryPlan:
         kv_bytes_per_token=per_token,
         engine_weights=weights,
         kv_tokens=max(0, int(room - weights) // per_token),
+        tower_bytes_per_token=per_media_token,
         layouts=tuple(PlannedLayout(p.layout, p.ranks, p.largest <= room) for p in found),
     )
 

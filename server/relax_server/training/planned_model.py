@@ -45,6 +45,8 @@ NOTHING = Tensors(0, 0)
 class Model:
     """What a plan needs to know of a model."""
 
+    whole: Any
+    """The configuration of all that is trained, towers included."""
     config: Any
     """The language model's part of the configuration."""
     family: Family
@@ -71,7 +73,7 @@ class Model:
             model = make(hf_config)
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         linear = frozenset(f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear))
-        return cls(family.text(hf_config), family, shapes, linear, bool(hf_config.tie_word_embeddings))
+        return cls(hf_config, family.text(hf_config), family, shapes, linear, bool(hf_config.tie_word_embeddings))
 
     def layer(self, number: int, layout: LayoutConfig) -> Tensors:
         """One decoder layer's part of a rank."""

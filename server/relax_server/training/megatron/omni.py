@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relax_server.models.towers import recompute_layers
 from relax_server.training.megatron.forest_model import ForestModel
 from relax_server.training.megatron.micro_batch import MediaInputs, MicroBatch
 
@@ -40,6 +41,8 @@ class OmniModel(ForestModel):
             return
         for name, tower in rule.towers.items():
             setattr(self, name, tower.build(hf_config))
+            if config.recompute_granularity == "full":
+                recompute_layers(getattr(self, name))
         if rule.audio is None:
             return
         if device.type == "cpu":

@@ -1,0 +1,161 @@
+"""What a model's towers keep for their backward pass of each media token: measured on towers of its widths with a small input.
+
+A tower's layers are alike, so one of them stands for all: a tower takes the memory of one layer, whatever the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.initialization import no_init_weights
+
+from relax_sdk.config import TrainingConfig
+from relax_sdk.errors import ConfigError
+from relax_sdk.planning import PlanRequest
+from relax_sdk.tuning import Tuning
+from relax_server.models.families import MediaRule, Tower
+from relax_server.models.towers import recompute_layers
+from relax_server.training.planned_model import Model
+
+MEDIA_TOKENS = {"visual_tokens": "visual", "audio_tokens": "audio_tower"}
+"""Towers by the field of `PlanRequest` that says how many tokens of their media a forest has."""
+PICTURE_SIDE = 4
+"""Tokens along a side of the picture that is shown; the bytes of a token do not depend on their number."""
+SOUND_CHUNKS = 2
+"""Parts of a sound that the tower computes one by one."""
+
+
+def bytes_per_token(model: Model, training: TrainingConfig, tuning: Tuning) -> dict[str, float]:
+    """Bytes that each tower keeps of a token of the media that it takes; 0: it is frozen, so it has no backward pass.
+
+    Args:
+        model: what is trained; a model of texts has no towers.
+        training: precision, recomputation.
+        tuning: which towers are trained or have adapters.
+    """
+    rule = model.family.media
+    if rule is None:
+        return {}
+    return {name: _of_tower(model, rule, name, training, tuning) for name in rule.towers}
+
+
+def kept_of_media(request: PlanRequest, per_token: Mapping[str, float]) -> int:
+    """Bytes that the towers keep of the media of one forest.
+
+    Args:
+        request: says how many tokens of media a forest has.
+        per_token: bytes of a token, by tower.
+
+    Raises:
+        ConfigError: the model has no such tower, or there are more tokens of media than a forest has tokens.
+    """
+    told = {tower: getattr(request, name) for name, tower in MEDIA_TOKENS.items()}
+    lacking = [name for name, tower in MEDIA_TOKENS.items() if told[tower] and tower not in per_token]
+    if lacking:
+        raise ConfigError(f"{lacking[0]} = {told[MEDIA_TOKENS[lacking[0]]]}: the model has no tower for such media")
+    if sum(told.values()) > request.training.token_budget:
+        raise ConfigError(
+            f"{sum(told.values())} tokens of media (visual_tokens + audio_tokens) are more than the "
+            f"{request.training.token_budget} tokens of a forest (training.token_budget)"
+        )
+    return round(sum(told[tower] * size for tower, size in per_token.items()))
+
+
+def _of_tower(model: Model, rule: MediaRule, name: str, training: TrainingConfig, tuning: Tuning) -> float:
+    adapted, whole = tuning.adapts(name), tuning.trains_whole(name)
+    if not (adapted or whole):
+        return 0.0
+    dtype = getattr(torch, training.dtype)
+    tower = _small(rule.towers[name], model.whole, dtype)
+    linear = [module for module in tower.modules() if isinstance(module, nn.Linear)]
+    if not whole:  # an adapter needs the input of its layer, as the layer's weight would
+        tower.requires_grad_(False)
+        for layer in linear:
+            layer.weight.requires_grad_(True)
+    if training.recompute is True:
+        recompute_layers(tower)
+    forward, tokens = (
+        _listen(tower, rule, model.whole, dtype) if name == "audio_tower" else _look(tower, rule, model.whole, dtype)
+    )
+    rows = 0
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        nonlocal rows
+        rows += inputs[0].numel() // inputs[0].shape[-1]
+
+    for layer in linear:
+        layer.register_forward_pre_hook(count)
+    kept = kept_bytes(tower, forward)
+    if adapted and training.recompute is not True:
+        kept += rows * tuning.lora.rank * dtype.itemsize  # A x of every linear layer
+    return kept / tokens
+
+
+def _small(tower: Tower, config: Any, dtype: torch.dtype) -> nn.Module:
+    """A tower whose parameters are zeros, and whose equal layers are one."""
+    with torch.device("meta"), no_init_weights():
+        built = tower.build(config)
+    for module in [*built.modules()]:
+        if (
+            isinstance(module, nn.ModuleList)
+            and len({str([(n, p.shape) for n, p in m.named_parameters()]) for m in module}) == 1
+        ):
+            for place in range(1, len(module)):
+                module[place] = module[0]
+    for parameter in built.parameters():
+        parameter.data = parameter.data.to(dtype)
+    built.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*built.parameters(), *built.buffers()):
+            tensor.zero_()
+    return built
+
+
+def _kind(layer: nn.Module) -> tuple[Any, ...]:
+    """Equal for layers that differ in the values of their parameters alone."""
+    return type(layer), tuple((name, parameter.shape) for name, parameter in layer.named_parameters())
+
+
+def _look(tower: nn.Module, rule: MediaRule, config: Any, dtype: torch.dtype) -> tuple[Callable[[], Any], int]:
+    """A picture for a tower, and the number of its tokens."""
+    side = PICTURE_SIDE * config.vision_config.spatial_merge_size
+    width = math.prod(tower.get_parameter(rule.visual.first).shape[1:])
+    patches, grid = torch.zeros(side * side, width, dtype=dtype), torch.tensor([[1, side, side]])
+    return lambda: tower(patches, grid_thw=grid), PICTURE_SIDE**2
+
+
+def _listen(tower: nn.Module, rule: MediaRule, config: Any, dtype: torch.dtype) -> tuple[Callable[[], Any], int]:
+    """A sound for a tower, and the number of its tokens."""
+    assert rule.audio_tokens is not None
+    audio = config.audio_config
+    n_frames = SOUND_CHUNKS * 2 * audio.n_window
+    frames, lengths = torch.zeros(audio.num_mel_bins, n_frames, dtype=dtype), torch.tensor([n_frames])
+    return lambda: tower(frames, feature_lens=lengths), rule.audio_tokens(n_frames)
+
+
+def kept_bytes(model: nn.Module, forward: Callable[[], Any]) -> int:
+    """Bytes that a forward pass keeps for the backward pass, each storage once; parameters and buffers are not among them.
+
+    Args:
+        model: what is computed.
+        forward: computes it.
+    """
+    known = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, int] = {}
+    tensors: list[Tensor] = []  # or storages are freed, and their addresses used again
+
+    def note(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()  # one that knows its graph would be held by it: a circle that no collector sees
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+            tensors.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        forward()
+    return sum(kept.values())

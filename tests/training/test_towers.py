@@ -1,0 +1,87 @@
+"""What media towers keep for the backward pass: planned, and computed again where asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from relax_server.models.catalog import resolve_model
+from relax_server.models.families import TABLE
+from relax_server.training.planned_model import Model
+from relax_server.training.planned_towers import bytes_per_token
+
+from relax_sdk import TrainingConfig
+from relax_sdk.tuning import TARGETS, LoraConfig, TowersConfig, Tuning
+
+MEDIA = [family.tiny for family in TABLE.values() if family.media is not None]
+
+
+def kept_by_towers(name: str, dtype: str, recompute: bool, tuning: Tuning) -> dict[str, tuple[int, int]]:
+    """Tokens that each tower computes of a forest, and the bytes that it keeps of them for its backward pass."""
+    from relax_server.training.batch import make_batch, read_features
+    from relax_server.training.forest import pack
+    from training_data import conversation, kept_for_backward, make_policy, read
+
+    policy = make_policy(resolve_model(name), dtype=dtype, recompute=recompute, kl_coef=0.0, tuning=tuning)
+    shown = ["image", "video", *(["chunks"] if "audio" in policy.processor.modalities else [])]
+    sample = conversation(policy.processor, [([*shown, "what are these?"], "answer")])
+    features = read_features([sample], policy.processor, read)
+    (forest,) = pack(make_batch([sample], policy.processor, features), 10_000)
+    model = policy._loaded.model
+    whole = kept_for_backward(model, forest)
+    out: dict[str, tuple[int, int]] = {}
+    for tower in ("visual", "audio_tower"):
+        trained = [p for n, p in model.named_parameters() if n.startswith(f"{tower}.") and p.requires_grad]
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        if trained:
+            tokens = sum(item.n_tokens for item in forest.media if (item.grid is None) == (tower == "audio_tower"))
+            out[tower] = tokens, whole - kept_for_backward(model, forest)
+        for parameter in trained:
+            parameter.requires_grad_(True)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "recompute", "tuning"),
+    [
+        *((name, "float32", False, Tuning()) for name in MEDIA),
+        ("relax/tiny-omni", "bfloat16", False, Tuning()),
+        ("relax/tiny-omni", "float32", True, Tuning()),
+        ("relax/tiny-qwen2.5-omni", "float32", True, Tuning()),
+        ("relax/tiny-qwen3-vl", "float32", True, Tuning()),
+        ("relax/tiny-omni", "float32", False, Tuning(LoraConfig(rank=8, targets=TARGETS))),
+        ("relax/tiny-omni", "float32", False, Tuning(towers=TowersConfig(audio_tower="freeze"))),
+    ],
+)
+def test_what_towers_keep_of_media_is_planned(worker, name, dtype, recompute, tuning):
+    from transformers import AutoConfig
+
+    real = worker.run(kept_by_towers, name, dtype, recompute, tuning)
+    model = Model.of(AutoConfig.from_pretrained(resolve_model(name)))
+    planned = bytes_per_token(model, TrainingConfig(dtype=dtype, recompute=recompute), tuning)
+    assert real.keys() == {tower for tower, size in planned.items() if size}
+    for tower, (tokens, kept) in real.items():
+        assert abs(tokens * planned[tower] - kept) < 0.1 * kept, (tower, tokens * planned[tower], kept)
+
+
+def difference_of_gradients(name: str, folder: Path) -> tuple[float, str]:
+    """Between an update whose towers and layers are computed again in the backward pass, and one of which all is kept."""
+    from relax_server.models.weight_files import read_weights
+    from training_data import gradients, largest_relative_difference, letter_groups, make_policy, read
+
+    found: list[dict[str, Any]] = []
+    for recompute in (False, True):
+        policy = make_policy(resolve_model(name), recompute=recompute, kl_coef=0.0)
+        policy.train_step(letter_groups(policy.processor), read, 0)
+        gradients(policy, folder / str(recompute))
+        found.append(read_weights(folder / str(recompute)))
+    assert sum(".blocks." in weight for weight in found[0]) > 10
+    return largest_relative_difference(*found)
+
+
+@pytest.mark.parametrize("name", MEDIA)
+def test_a_tower_that_is_computed_again_has_the_same_gradients(worker, tmp_path, name):
+    difference, weight = worker.run(difference_of_gradients, name, tmp_path)
+    assert difference < 1e-5, weight
