@@ -30,6 +30,15 @@ def test_a_machine_without_a_gpu_needs_no_numbers():
         allot(config(devices=DevicesConfig(trainer=(0,))), [])
 
 
+def test_flex_attention_is_refused_where_no_gpu_is() -> None:
+    wanted = config(training=relax.TrainingConfig(attention="flex"))
+    with pytest.raises(relax.ConfigError, match=r"training\.attention = 'flex' needs an NVIDIA GPU"):
+        allot(wanted, [])
+    with pytest.raises(relax.ConfigError, match=r"training\.attention = 'flex' needs an NVIDIA GPU"):
+        shares(wanted, 0, reference=False)
+    assert allot(wanted, ["0"]).of_role("policy") == {VISIBLE: "0"}
+
+
 def test_one_gpu_does_everything():
     devices = allot(config(engines=2), ["0"])
     assert devices.of_role("policy") == devices.of_engine(0) == devices.of_engine(1) == {VISIBLE: "0"}

@@ -10,19 +10,20 @@ from collections import Counter
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 from recorded_run import Bells, bench, processor, recorded_run  # noqa: F401
 from relax_server.journal import open_journal
 from sample_groups import make_group
 from typer.testing import CliRunner
 
-from relax_sdk import ConfigError, MediaStore, Run, RunConfig, TrajectoryFilter, cli, export_trajectories
+from relax_sdk import ConfigError, MediaStore, Run, RunConfig, TrajectoryFilter, Video, cli, export_trajectories
 
 
 def load(folder, *media):
     """The splits of an exported folder, media as bytes."""
     found = datasets.load_dataset(str(folder), cache_dir=str(folder.parent / "cache"))
-    plain = {"image": datasets.Image, "audio": datasets.Audio}
+    plain = {"image": datasets.Image, "audio": datasets.Audio, "video": datasets.Video}
     for name in media:
         kind = plain[name.rpartition("_")[2].removesuffix("s")](decode=False)
         found = found.cast_column(name, datasets.List(kind) if name.endswith("s") else kind)
@@ -99,6 +100,25 @@ async def test_tokens_as_they_were_sampled(recorded_run, tmp_path):  # noqa: F81
             assert row[name] == getattr(sample, name)
         assert row["logprobs"] == pytest.approx(sample.logprobs)
         assert [item["bytes"] for item in [*row["images"], *row["audios"]]] == shown(run, row["id"])
+
+
+async def test_sequences_with_films_say_how_fast_they_were_shown(recorded_run, tmp_path):  # noqa: F811
+    class Films(Bells):
+        modalities = {"image", "video", "audio"}
+
+        def reset(self, *, seed=None, options=None):
+            (picture, letter), info = super().reset(seed=seed, options=options)
+            return [picture, Video.from_array(np.zeros((8, 32, 32, 3), np.uint8), fps=4.0), letter], info
+
+    run = await recorded_run(Films, groups=1, evals=0)
+    export_trajectories(run.folder, tmp_path / "out", "tokens", wanted=TrajectoryFilter(split="train", limit=None))
+    recorded = {t.id: t for t in run.trajectories(limit=None)}
+    rows = load(tmp_path / "out", "images", "videos")["train"]
+    assert len(rows) == 4
+    for row in rows:
+        (sample,) = recorded[row["id"]].samples()
+        assert len(row["shown_fps"]) == 1 and row["shown_fps"][0] > 0
+        assert row["shown_fps"] == [fps for fps in sample.shown_fps if fps is not None]
 
 
 async def test_text_without_media_stays_text(recorded_run, tmp_path):  # noqa: F811

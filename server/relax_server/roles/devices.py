@@ -12,6 +12,7 @@ from relax_sdk.config import RunConfig
 from relax_sdk.devices import DevicesConfig
 from relax_sdk.errors import ConfigError
 from relax_server.roles.process import rank_name
+from relax_server.training.attention_way import LEAST_HEAD, attention_way
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NVIDIA = Path("/proc/driver/nvidia/gpus")
@@ -68,7 +69,7 @@ def allot(config: RunConfig, gpus: Sequence[str]) -> Devices:
         gpus: of this machine, by name.
 
     Raises:
-        ConfigError: there are too few, or `config.devices` names one that is not there.
+        ConfigError: there are too few, `config.devices` names one that is not there, or a setting needs one.
     """
     given, ranks = config.devices, config.layout.ranks
     for name in ("trainer", "engines", "reference"):
@@ -76,6 +77,7 @@ def allot(config: RunConfig, gpus: Sequence[str]) -> Devices:
         if strangers:
             raise ConfigError(f"devices.{name} names GPU {strangers[0]}, and this program sees {_count(gpus)}")
     if not gpus:
+        _need_no_gpu(config)
         return NONE
     trainer = list(given.trainer or range(ranks))
     if len(trainer) != ranks and given.trainer:
@@ -123,11 +125,12 @@ def shares(config: RunConfig, gpus: int, reference: bool) -> Shares:
         reference: the run has a reference in a process of its own.
 
     Raises:
-        ConfigError: the cluster has too few, or `config.devices` names some.
+        ConfigError: the cluster has too few, `config.devices` names some, or a setting needs one.
     """
     if config.devices != DevicesConfig():
         raise ConfigError("devices names GPUs of one machine; in a Ray cluster Ray chooses them, so leave it at 'auto'")
     if not gpus:
+        _need_no_gpu(config)
         return Shares()
     ranks, size = config.layout.ranks, engine_size(config.engine_flags)
     wanted = ranks + config.engines * size + reference
@@ -152,6 +155,11 @@ def engine_size(flags: Sequence[str]) -> int:
             value = value if equals else (flags[i + 1] if i + 1 < len(flags) else "")
             size *= max(1, int(value)) if value.isdigit() else 1
     return size
+
+
+def _need_no_gpu(config: RunConfig) -> None:
+    """Refuse settings that only a GPU can carry out."""
+    attention_way(config.training.attention, on_gpu=False, head_dim=LEAST_HEAD, dtype=config.training.dtype)
 
 
 def _count(gpus: Sequence[str]) -> str:

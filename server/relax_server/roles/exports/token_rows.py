@@ -28,6 +28,7 @@ class TokenRows:
     """One row for each of an episode's `samples()`, with the media of its placeholders in order.
 
     `logprobs` are the engine's (natural log); where `loss_mask` is 0 they are 0, and `versions` and `turn` are -1.
+    `shown_fps` are the frames per second at which the model was shown each of `videos`; empty in records of older versions.
     """
 
     single = False
@@ -44,12 +45,13 @@ class TokenRows:
             for index, sample in enumerate(samples):
                 row = {name: getattr(t, name, None) for name in _VALUES}
                 row |= {"sample_index": index, "status": str(t.status)} | {name: getattr(sample, name) for name in _PER_TOKEN}
+                row["shown_fps"] = [fps for fps in sample.shown_fps if fps is not None]
                 yield t.split, row | media_columns(sample.media)
 
     def features(self, typed: bool) -> dict[str, Any]:
         """See `parquet.Rows`."""
         columns: dict[str, Any] = {name: Value(kind) for name, kind in _VALUES.items()}
-        return columns | {name: List(Value(kind)) for name, kind in _PER_TOKEN.items()}
+        return columns | {name: List(Value(kind)) for name, kind in _PER_TOKEN.items()} | {"shown_fps": List(Value("float64"))}
 
     def shaped(self, row: dict[str, Any], typed: bool) -> dict[str, Any]:
         """See `parquet.Rows`."""
