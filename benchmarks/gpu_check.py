@@ -177,14 +177,14 @@ def planned_rank(folder: Path, training: Any, seen: dict[str, float]) -> Any:
     """
     from relax_server.training.memory_plan import plan_layout
     from relax_server.training.planned_model import Model
-    from relax_server.training.planned_towers import bytes_per_token
+    from relax_server.training.planned_towers import kept_of, tower_bytes_per_token
     from transformers import AutoConfig
 
     from relax_sdk.layout import LayoutConfig
     from relax_sdk.tuning import Tuning
 
     model = Model.of(AutoConfig.from_pretrained(folder))
-    towers = round(sum(seen[tower] * size for tower, size in bytes_per_token(model, training, Tuning()).items()))
+    towers = kept_of(seen, tower_bytes_per_token(model, training, Tuning()))
     return plan_layout(model, LayoutConfig(), training, reference=False, flex=True, towers=towers).ranks[0]
 
 

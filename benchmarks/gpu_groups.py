@@ -40,7 +40,8 @@ def media_tokens(processor: Any, groups: list[Group], read: Callable[[MediaRef],
     found = {"visual": 0, "audio_tower": 0}
     for ref in refs.values():
         item = processor.features(read(ref), ref.sha256, ref.kind)
-        found["audio_tower" if item.grid is None else "visual"] += item.n_tokens
+        found["visual"] += item.n_visual
+        found["audio_tower"] += item.n_tokens - item.n_visual
     return found
 
 

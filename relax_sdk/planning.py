@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 
 from relax_sdk.config import TrainingConfig
 from relax_sdk.errors import ConfigError
+from relax_sdk.field_checks import check_types, require
 from relax_sdk.layout import LayoutConfig
 from relax_sdk.runtime import find_runtime
 from relax_sdk.tuning import LoraConfig, TowersConfig, Tuning
@@ -19,7 +20,11 @@ _DEVICES = re.compile(r"(\d+)x(\d+(?:\.\d+)?)GB", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is to be planned."""
+    """What is to be planned.
+
+    Raises:
+        ConfigError: a number of tokens that is not one, or below 0.
+    """
 
     model: str
     """A built-in name or a Hugging Face folder; only its configuration is read."""
@@ -36,12 +41,12 @@ class PlanRequest:
     visual_tokens: int = 0
     """Tokens of different images and films in a forest."""
     audio_tokens: int = 0
-    """Tokens of different sounds in a forest."""
+    """Tokens of different sounds in a forest, those of films included; each sound rounded up to `MemoryPlan.chunk_tokens`."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("visual_tokens", "audio_tokens"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"PlanRequest.{name} = {getattr(self, name)}: it must be at least 0")
+            require(getattr(self, name) >= 0, self, name, "0 or more")
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,10 @@ class PlannedRank:
     optimizer: int
     reference: int
     activations: int
-    """What the decoder keeps for the backward pass of a forest of `training.token_budget` tokens."""
+    """What the decoder keeps for the backward pass, of all forests of `training.token_budget` tokens that the stage holds at
+    once."""
     towers: int
-    """What media towers keep of a forest's media."""
+    """What media towers keep for the backward pass, of the media of these forests."""
     logits: int
     attention_plan: int
     offloaded: bool = False
@@ -88,11 +94,13 @@ class MemoryPlan:
     """Keys and values of one token in an engine."""
     engine_weights: int
     """Bytes of the weights in an engine of one device."""
-    tower_bytes_per_token: dict[str, float]
-    """What each media tower keeps of one of its tokens for the backward pass, by name; 0: it is frozen."""
     kv_tokens: int
     """Tokens whose keys and values an engine has room for beside them, on a device of its own; 0: the weights do not fit."""
     layouts: tuple[PlannedLayout, ...]
+    tower_bytes_per_token: dict[str, float]
+    """Bytes that each media tower keeps for the backward pass for each token, by name; 0: it is frozen."""
+    chunk_tokens: int
+    """Tokens of a full chunk of the audio tower, which pads the last chunk of a sound; 0: the model hears nothing."""
 
 
 class _Planner(Protocol):
@@ -152,7 +160,8 @@ def plan_memory(request: PlanRequest) -> MemoryPlan:
     """Say what every rank would hold.
 
     Raises:
-        ConfigError: a model that cannot be trained, or a layout that the model or the devices do not allow.
+        ConfigError: a model that cannot be trained; a layout that the model or the devices do not allow; or media that the
+            model does not take, or that have more tokens than a forest.
     """
     if not Path(request.model).expanduser().is_dir() and "/" not in request.model:
         raise ConfigError(f"--model {request.model!r}: neither a folder nor a built-in name such as relax/tiny-omni")

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from relax_sdk.cli_settings import examples
-from relax_sdk.planning import PlanRequest, parse_devices, parse_layout, parse_tuning, plan_memory
+from relax_sdk.planning import MemoryPlan, PlanRequest, parse_devices, parse_layout, parse_tuning, plan_memory
 from relax_sdk.training_config import Recompute
 
 app = typer.Typer()
-MEDIA = {"visual": "an image or a film", "audio_tower": "a sound"}
-"""What each tower takes."""
+MEDIA = {"visual": ("--visual-tokens", "an image or a film"), "audio_tower": ("--audio-tokens", "a sound")}
+"""The option that says how many tokens a tower takes, and what they are of."""
 
 
 @app.command(
@@ -29,7 +29,9 @@ def plan(
     layout: Annotated[str | None, typer.Option(help="One layout, such as tp=2,dp=4; without it all that fit.")] = None,
     tokens: Annotated[int, typer.Option(help="training.token_budget: tokens of a forest.")] = 8192,
     dtype: Annotated[str, typer.Option(help="training.dtype: bfloat16 or float32.")] = "bfloat16",
-    recompute: Annotated[bool, typer.Option("--recompute", help="training.recompute=true: whole layers.")] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="training.recompute=true: whole layers, also of towers.")
+    ] = False,
     selective: Annotated[
         bool, typer.Option("--recompute-selective", help="training.recompute='selective': attention alone.")
     ] = False,
@@ -41,9 +43,9 @@ def plan(
         typer.Option("--offload-optimizer", help="training.offload='optimizer': its state is on the host between updates."),
     ] = False,
     visual_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens of different images and films in a forest of --tokens tokens.")
+        int, typer.Option(min=0, help="Tokens of different images and films in a forest of --tokens.")
     ] = 0,
-    audio_tokens: Annotated[int, typer.Option(min=0, help="Tokens of different sounds in a forest of --tokens tokens.")] = 0,
+    audio_tokens: Annotated[int, typer.Option(min=0, help="Tokens of different sounds, those of films included.")] = 0,
     reference: Annotated[
         bool, typer.Option("--reference", help="The policy keeps a copy of what it trains, for the KL term.")
     ] = False,
@@ -70,7 +72,7 @@ def plan(
         f"{found.parameters:,} parameters. An engine holds {found.engine_weights / 1e9:.3f} GB of weights and "
         f"{found.kv_bytes_per_token:,} bytes of keys and values a token: on a device of its own {room}."
     )
-    _tell_of_towers(found.tower_bytes_per_token, told=visual_tokens + audio_tokens > 0)
+    _tell_of_towers(found, {"visual": visual_tokens, "audio_tower": audio_tokens})
     if not found.layouts:
         typer.echo(
             "no layout fits: use --recompute-selective or --recompute, --offload-optimizer, --set lora.rank=16, fewer "
@@ -79,14 +81,19 @@ def plan(
         raise typer.Exit(1)
 
 
-def _tell_of_towers(per_token: Mapping[str, float], told: bool) -> None:
-    """Say what a token of media keeps on the ranks of the first stage.
+def _tell_of_towers(found: MemoryPlan, planned: Mapping[str, int]) -> None:
+    """Say how many bytes each trained tower keeps for a token, and how many tokens were planned.
 
     Args:
-        per_token: bytes by tower.
-        told: whether the plan was told how many there are.
+        found: the plan.
+        planned: tokens of media in a forest, by tower.
     """
-    kept = [f"{size / 1e6:.3f} MB of a token of {MEDIA[tower]}" for tower, size in per_token.items() if size]
-    if kept:
-        counted = "" if told else " None was planned: say with --visual-tokens and --audio-tokens how many a forest has."
-        typer.echo(f"Towers on the first stage keep {' and '.join(kept)}.{counted}")
+    parts = []
+    for tower, size in found.tower_bytes_per_token.items():
+        option, media = MEDIA[tower]
+        count = f"{planned[tower]:,} planned" if planned[tower] else "none planned"
+        chunks = f"; count whole chunks of {found.chunk_tokens}" if tower == "audio_tower" else ""
+        if size:
+            parts.append(f"{size / 1e6:.3f} MB for each token of {media} ({option}: {count}{chunks})")
+    if parts:
+        typer.echo(f"For the backward pass, towers on the first stage keep {', and '.join(parts)}.")

@@ -26,8 +26,8 @@ class TrainingConfig:
     frozen reference of `kl_coef` takes routes of its own."""
     recompute: Recompute = False
     """What is computed again for the backward pass instead of being kept. `selective`: attention between its projections
-    (arXiv 2205.05198), which takes most of the memory of long samples and little of the time. True: whole layers, of which the
-    inputs alone are kept."""
+    (arXiv 2205.05198), which takes most of the memory of long samples and little of the time. True: whole layers, those
+    of media towers included, of which the inputs alone are kept."""
     attention: Attention = "auto"
     """How packed samples attend: in dense blocks, or by FlexAttention, which needs an NVIDIA GPU and heads of 16 channels or
     more. `auto` takes FlexAttention where it can, in bfloat16; in float32 blocks are faster."""

@@ -98,19 +98,32 @@ def test_media_of_a_forest_are_planned_on_the_first_stage_alone() -> None:
         planned(visual_tokens=1000, audio_tokens=100)
     with pytest.raises(ConfigError, match="audio_tokens = 5: the model has no tower for such media"):
         plan(PlanRequest("relax/tiny-qwen3-vl", 1, 10**9, audio_tokens=5))
-    with pytest.raises(ConfigError, match="visual_tokens = -1: it must be at least 0"):
-        planned(visual_tokens=-1)
+    for number, allowed in ((-1, "0 or more"), ("x", "an integer")):
+        with pytest.raises(ConfigError, match=f"PlanRequest.visual_tokens = {number!r}; allowed: {allowed}"):
+            planned(visual_tokens=number)
+
+
+def test_media_are_kept_of_all_forests_that_the_first_part_holds_at_once() -> None:
+    from transformers import AutoConfig
+
+    deep = Model.of(AutoConfig.for_model("llama", num_hidden_layers=8, hidden_size=64, intermediate_size=64, vocab_size=64))
+    layouts, training = (LayoutConfig(), LayoutConfig(pp=2), LayoutConfig(pp=2, vpp=2)), TrainingConfig(token_budget=1024)
+    plans = [plan_layout(deep, layout, training, reference=False, flex=False, towers=10) for layout in layouts]
+    assert [plan.ranks[0].towers for plan in plans] == [10, 20, 30]
 
 
 def test_the_command_says_what_media_keep() -> None:
     arguments = ["--model", "relax/tiny-omni", "--devices", "1x1GB", "--layout", "dp=1", "--dtype", "float32"]
     untold = CliRunner().invoke(planning_cli.app, arguments)
-    hint = "None was planned: say with --visual-tokens and --audio-tokens how many a forest has."
-    assert "keep 0.085 MB of a token of an image or a film and 0.053 MB of a token of a sound. " + hint in untold.output
+    assert (
+        "towers on the first stage keep 0.085 MB for each token of an image or a film (--visual-tokens: none planned), and "
+        "0.053 MB for each token of a sound (--audio-tokens: none planned; count whole chunks of 13)."
+    ) in untold.output
     told = CliRunner().invoke(planning_cli.app, [*arguments, "--visual-tokens", "1000"])
-    assert "keep 0.085 MB" in told.output and hint not in told.output and " 0.085 " in told.output.splitlines()[1]
+    assert "(--visual-tokens: 1,000 planned)" in told.output and "(--audio-tokens: none planned;" in told.output
+    assert " 0.085 " in told.output.splitlines()[1]
     text = CliRunner().invoke(planning_cli.app, ["--model", "relax/tiny-qwen3", "--devices", "1x1GB"])
-    assert text.exit_code == 0 and "Towers" not in text.output
+    assert text.exit_code == 0 and "towers on" not in text.output
 
 
 def test_what_is_trained_is_read_from_settings():

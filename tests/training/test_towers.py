@@ -9,7 +9,7 @@ import pytest
 from relax_server.models.catalog import resolve_model
 from relax_server.models.families import TABLE
 from relax_server.training.planned_model import Model
-from relax_server.training.planned_towers import bytes_per_token
+from relax_server.training.planned_towers import chunk_tokens, tower_bytes_per_token
 
 from relax_sdk import TrainingConfig
 from relax_sdk.tuning import TARGETS, LoraConfig, TowersConfig, Tuning
@@ -17,53 +17,70 @@ from relax_sdk.tuning import TARGETS, LoraConfig, TowersConfig, Tuning
 MEDIA = [family.tiny for family in TABLE.values() if family.media is not None]
 
 
-def kept_by_towers(name: str, dtype: str, recompute: bool, tuning: Tuning) -> dict[str, tuple[int, int]]:
-    """Tokens that each tower computes of a forest, and the bytes that it keeps of them for its backward pass."""
+def kept_by_towers(
+    name: str, dtype: str, recompute: bool, tuning: Tuning, sounds: tuple[str, ...] = ("chunks",)
+) -> dict[str, tuple[int, int]]:
+    """Tokens that each tower computes for a forest, whole chunks of a sound, and the bytes that it keeps for backward."""
     from relax_server.training.batch import make_batch, read_features
     from relax_server.training.forest import pack
     from training_data import conversation, kept_for_backward, make_policy, read
 
     policy = make_policy(resolve_model(name), dtype=dtype, recompute=recompute, kl_coef=0.0, tuning=tuning)
-    shown = ["image", "video", *(["chunks"] if "audio" in policy.processor.modalities else [])]
+    shown = ["image", "video", *(sounds if "audio" in policy.processor.modalities else [])]
     sample = conversation(policy.processor, [([*shown, "what are these?"], "answer")])
     features = read_features([sample], policy.processor, read)
     (forest,) = pack(make_batch([sample], policy.processor, features), 10_000)
-    model = policy._loaded.model
+    model, chunk = policy._loaded.model, chunk_tokens(planned_model(name)) or 1
     whole = kept_for_backward(model, forest)
+    heard = [item.n_tokens for item in forest.media if item.grid is None]
+    tokens = {"visual": sum(item.n_visual for item in forest.media), "audio_tower": sum(n + -n % chunk for n in heard)}
     out: dict[str, tuple[int, int]] = {}
-    for tower in ("visual", "audio_tower"):
+    for tower, number in tokens.items():
         trained = [p for n, p in model.named_parameters() if n.startswith(f"{tower}.") and p.requires_grad]
         for parameter in trained:
             parameter.requires_grad_(False)
         if trained:
-            tokens = sum(item.n_tokens for item in forest.media if (item.grid is None) == (tower == "audio_tower"))
-            out[tower] = tokens, whole - kept_for_backward(model, forest)
+            out[tower] = number, whole - kept_for_backward(model, forest)
         for parameter in trained:
             parameter.requires_grad_(True)
     return out
 
 
+def planned_model(name: str) -> Model:
+    from transformers import AutoConfig
+
+    return Model.of(AutoConfig.from_pretrained(resolve_model(name)))
+
+
+ADAPTED = Tuning(LoraConfig(rank=8, targets=TARGETS))
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "recompute", "tuning"),
     [
-        *((name, "float32", False, Tuning()) for name in MEDIA),
+        *((name, "float32", recompute, Tuning()) for name in MEDIA for recompute in (False, True)),
         ("relax/tiny-omni", "bfloat16", False, Tuning()),
-        ("relax/tiny-omni", "float32", True, Tuning()),
-        ("relax/tiny-qwen2.5-omni", "float32", True, Tuning()),
-        ("relax/tiny-qwen3-vl", "float32", True, Tuning()),
-        ("relax/tiny-omni", "float32", False, Tuning(LoraConfig(rank=8, targets=TARGETS))),
+        ("relax/tiny-omni", "float32", False, ADAPTED),
+        ("relax/tiny-omni", "float32", True, ADAPTED),
+        ("relax/tiny-omni", "float32", False, Tuning(LoraConfig(rank=8), TowersConfig(visual="train"))),
         ("relax/tiny-omni", "float32", False, Tuning(towers=TowersConfig(audio_tower="freeze"))),
     ],
 )
-def test_what_towers_keep_of_media_is_planned(worker, name, dtype, recompute, tuning):
-    from transformers import AutoConfig
-
+def test_what_towers_keep_for_media_is_planned(worker, name, dtype, recompute, tuning):
     real = worker.run(kept_by_towers, name, dtype, recompute, tuning)
-    model = Model.of(AutoConfig.from_pretrained(resolve_model(name)))
-    planned = bytes_per_token(model, TrainingConfig(dtype=dtype, recompute=recompute), tuning)
+    planned = tower_bytes_per_token(planned_model(name), TrainingConfig(dtype=dtype, recompute=recompute), tuning)
     assert real.keys() == {tower for tower, size in planned.items() if size}
     for tower, (tokens, kept) in real.items():
         assert abs(tokens * planned[tower] - kept) < 0.1 * kept, (tower, tokens * planned[tower], kept)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", ["relax/tiny-omni", "relax/tiny-qwen2.5-omni"])
+def test_sounds_that_end_within_a_chunk_take_no_more_than_planned(worker, name, recompute):
+    real = worker.run(kept_by_towers, name, "float32", recompute, Tuning(), ("audio", "long", "short"))
+    planned = tower_bytes_per_token(planned_model(name), TrainingConfig(recompute=recompute), Tuning())
+    tokens, kept = real["audio_tower"]
+    assert 0.5 * tokens * planned["audio_tower"] < kept < 1.02 * tokens * planned["audio_tower"]
 
 
 def difference_of_gradients(name: str, folder: Path) -> tuple[float, str]:
@@ -77,7 +94,8 @@ def difference_of_gradients(name: str, folder: Path) -> tuple[float, str]:
         policy.train_step(letter_groups(policy.processor), read, 0)
         gradients(policy, folder / str(recompute))
         found.append(read_weights(folder / str(recompute)))
-    assert sum(".blocks." in weight for weight in found[0]) > 10
+    towers = ("visual.blocks.", *(["audio_tower.layers."] if "audio" in policy.processor.modalities else []))
+    assert all(sum(tower in weight for weight in found[0]) > 10 for tower in towers)
     return largest_relative_difference(*found)
 
 

@@ -1,4 +1,4 @@
-"""What is done alike to the towers of all families."""
+"""Media towers whose layers are computed again in the backward pass."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def allot(config: RunConfig, gpus: Sequence[str]) -> Devices:
         if strangers:
             raise ConfigError(f"devices.{name} names GPU {strangers[0]}, and this program sees {_count(gpus)}")
     if not gpus:
-        _need_no_gpu(config)
+        _refuse_gpu_settings(config)
         return NONE
     trainer = list(given.trainer or range(ranks))
     if len(trainer) != ranks and given.trainer:
@@ -130,7 +130,7 @@ def shares(config: RunConfig, gpus: int, reference: bool) -> Shares:
     if config.devices != DevicesConfig():
         raise ConfigError("devices names GPUs of one machine; in a Ray cluster Ray chooses them, so leave it at 'auto'")
     if not gpus:
-        _need_no_gpu(config)
+        _refuse_gpu_settings(config)
         return Shares()
     ranks, size = config.layout.ranks, engine_size(config.engine_flags)
     wanted = ranks + config.engines * size + reference
@@ -157,7 +157,7 @@ def engine_size(flags: Sequence[str]) -> int:
     return size
 
 
-def _need_no_gpu(config: RunConfig) -> None:
+def _refuse_gpu_settings(config: RunConfig) -> None:
     """Refuse settings that only a GPU can carry out."""
     attention_way(config.training.attention, on_gpu=False, head_dim=LEAST_HEAD, dtype=config.training.dtype)
 

@@ -23,7 +23,7 @@ from relax_server.models.layout import hf_config
 from relax_server.training.attention_way import attention_way
 from relax_server.training.megatron.config import head_dim
 from relax_server.training.planned_model import Model
-from relax_server.training.planned_towers import bytes_per_token, kept_of_media
+from relax_server.training.planned_towers import chunk_tokens, kept_of_media, tower_bytes_per_token
 
 LOGITS_AT_ONCE = 2**25
 """As in `training.scoring`, which needs Megatron's process to be imported."""
@@ -113,7 +113,7 @@ def plan_layout(
         reference: the policy keeps a frozen copy of what it trains (`algorithm.kl_coef` above 0 with `bus="local"`).
         flex: layers attend by FlexAttention, as on a GPU.
         tuning: what is trained; None: everything.
-        towers: bytes that the towers keep of the media of one forest, see `planned_towers`.
+        towers: bytes that the towers keep for the media of one forest, see `planned_towers`.
     """
     tuning = tuning or Tuning()
     try:
@@ -265,12 +265,13 @@ def plan(request: PlanRequest) -> MemoryPlan:
     """Answer `relax plan`.
 
     Raises:
-        ConfigError: a model that cannot be trained, or the layout that is asked for cannot be had with it.
+        ConfigError: a model that cannot be trained; the layout that is asked for cannot be had with it; it has no tower for the
+            media that are to be planned, or these have more tokens than a forest.
     """
     from relax_server.models.catalog import resolve_model
 
     model = Model.of(hf_config(resolve_model(request.model)))
-    per_media_token = bytes_per_token(model, request.training, request.tuning)
+    per_media_token = tower_bytes_per_token(model, request.training, request.tuning)
     found = fitting(
         model,
         request.devices,
@@ -292,8 +293,9 @@ def plan(request: PlanRequest) -> MemoryPlan:
         kv_bytes_per_token=per_token,
         engine_weights=weights,
         kv_tokens=max(0, int(room - weights) // per_token),
-        tower_bytes_per_token=per_media_token,
         layouts=tuple(PlannedLayout(p.layout, p.ranks, p.largest <= room) for p in found),
+        tower_bytes_per_token=per_media_token,
+        chunk_tokens=chunk_tokens(model),
     )
 
 

@@ -1,6 +1,7 @@
-"""What a model's towers keep for their backward pass of each media token: measured on towers of its widths with a small input.
+"""What a model's towers keep for their backward pass for each media token: measured on towers of its widths with a small input.
 
-A tower's layers are alike, so one of them stands for all: a tower takes the memory of one layer, whatever the model.
+The layers of a tower are alike, so all of them share the weights of the first: a tower that is measured has the weights of one
+layer.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ SOUND_CHUNKS = 2
 """Parts of a sound that the tower computes one by one."""
 
 
-def bytes_per_token(model: Model, training: TrainingConfig, tuning: Tuning) -> dict[str, float]:
-    """Bytes that each tower keeps of a token of the media that it takes; 0: it is frozen, so it has no backward pass.
+def tower_bytes_per_token(model: Model, training: TrainingConfig, tuning: Tuning) -> dict[str, float]:
+    """Bytes that each tower keeps for its backward pass for each token of its media; 0: it is frozen, so there is none.
+
+    An audio tower pads the last chunk of a sound, so the tokens of that chunk count as those of a full one, see `chunk_tokens`.
 
     Args:
         model: what is trained; a model of texts has no towers.
@@ -44,7 +47,7 @@ def bytes_per_token(model: Model, training: TrainingConfig, tuning: Tuning) -> d
 
 
 def kept_of_media(request: PlanRequest, per_token: Mapping[str, float]) -> int:
-    """Bytes that the towers keep of the media of one forest.
+    """Bytes that the towers keep for the media of one forest.
 
     Args:
         request: says how many tokens of media a forest has.
@@ -62,7 +65,25 @@ def kept_of_media(request: PlanRequest, per_token: Mapping[str, float]) -> int:
             f"{sum(told.values())} tokens of media (visual_tokens + audio_tokens) are more than the "
             f"{request.training.token_budget} tokens of a forest (training.token_budget)"
         )
-    return round(sum(told[tower] * size for tower, size in per_token.items()))
+    return kept_of(told, per_token)
+
+
+def kept_of(tokens: Mapping[str, float], per_token: Mapping[str, float]) -> int:
+    """Bytes that the towers keep for media with so many tokens.
+
+    Args:
+        tokens: by tower.
+        per_token: bytes by tower; one that is not in it keeps nothing.
+    """
+    return round(sum(tokens[tower] * size for tower, size in per_token.items()))
+
+
+def chunk_tokens(model: Model) -> int:
+    """Tokens of a full chunk of the audio tower; 0: the model hears nothing."""
+    rule = model.family.media
+    if rule is None or rule.audio_tokens is None:
+        return 0
+    return rule.audio_tokens(2 * model.whole.audio_config.n_window)
 
 
 def _of_tower(model: Model, rule: MediaRule, name: str, training: TrainingConfig, tuning: Tuning) -> float:
@@ -70,7 +91,7 @@ def _of_tower(model: Model, rule: MediaRule, name: str, training: TrainingConfig
     if not (adapted or whole):
         return 0.0
     dtype = getattr(torch, training.dtype)
-    tower = _small(rule.towers[name], model.whole, dtype)
+    tower = _measured_tower(rule.towers[name], model.whole, dtype)
     linear = [module for module in tower.modules() if isinstance(module, nn.Linear)]
     if not whole:  # an adapter needs the input of its layer, as the layer's weight would
         tower.requires_grad_(False)
@@ -78,9 +99,8 @@ def _of_tower(model: Model, rule: MediaRule, name: str, training: TrainingConfig
             layer.weight.requires_grad_(True)
     if training.recompute is True:
         recompute_layers(tower)
-    forward, tokens = (
-        _listen(tower, rule, model.whole, dtype) if name == "audio_tower" else _look(tower, rule, model.whole, dtype)
-    )
+    show = _with_sound if name == "audio_tower" else _with_picture
+    forward, tokens = show(tower, rule, model.whole, dtype)
     rows = 0
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -95,17 +115,14 @@ def _of_tower(model: Model, rule: MediaRule, name: str, training: TrainingConfig
     return kept / tokens
 
 
-def _small(tower: Tower, config: Any, dtype: torch.dtype) -> nn.Module:
+def _measured_tower(tower: Tower, config: Any, dtype: torch.dtype) -> nn.Module:
     """A tower whose parameters are zeros, and whose equal layers are one."""
     with torch.device("meta"), no_init_weights():
         built = tower.build(config)
-    for module in [*built.modules()]:
-        if (
-            isinstance(module, nn.ModuleList)
-            and len({str([(n, p.shape) for n, p in m.named_parameters()]) for m in module}) == 1
-        ):
-            for place in range(1, len(module)):
-                module[place] = module[0]
+    for layers in [module for module in built.modules() if isinstance(module, nn.ModuleList)]:
+        if len({_kind(layer) for layer in layers}) == 1:
+            for place in range(1, len(layers)):
+                layers[place] = layers[0]
     for parameter in built.parameters():
         parameter.data = parameter.data.to(dtype)
     built.to_empty(device="cpu")
@@ -120,16 +137,16 @@ def _kind(layer: nn.Module) -> tuple[Any, ...]:
     return type(layer), tuple((name, parameter.shape) for name, parameter in layer.named_parameters())
 
 
-def _look(tower: nn.Module, rule: MediaRule, config: Any, dtype: torch.dtype) -> tuple[Callable[[], Any], int]:
-    """A picture for a tower, and the number of its tokens."""
+def _with_picture(tower: nn.Module, rule: MediaRule, config: Any, dtype: torch.dtype) -> tuple[Callable[[], Any], int]:
+    """A forward pass of a tower with a picture, and the number of the picture's tokens."""
     side = PICTURE_SIDE * config.vision_config.spatial_merge_size
     width = math.prod(tower.get_parameter(rule.visual.first).shape[1:])
     patches, grid = torch.zeros(side * side, width, dtype=dtype), torch.tensor([[1, side, side]])
     return lambda: tower(patches, grid_thw=grid), PICTURE_SIDE**2
 
 
-def _listen(tower: nn.Module, rule: MediaRule, config: Any, dtype: torch.dtype) -> tuple[Callable[[], Any], int]:
-    """A sound for a tower, and the number of its tokens."""
+def _with_sound(tower: nn.Module, rule: MediaRule, config: Any, dtype: torch.dtype) -> tuple[Callable[[], Any], int]:
+    """A forward pass of a tower with a sound, and the number of the sound's tokens."""
     assert rule.audio_tokens is not None
     audio = config.audio_config
     n_frames = SOUND_CHUNKS * 2 * audio.n_window

@@ -16,20 +16,25 @@ from relax_server.models.processor import MediaFeatures
 from relax_server.training.forest import Forest
 from relax_server.training.megatron.flex import FlexMask, flex_mask
 
+HOST = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Sounds:
     """Sounds that one call of the audio tower takes."""
 
     frames: Tensor
-    """float32 [n_mels, all frames]."""
+    """float32 [n_mels, all frames], on the CPU."""
     lengths: Tensor
     """int64 [n], frames of each."""
 
 
 @dataclass(frozen=True)
 class MediaInputs:
-    """The media of one forest, each item once, and which tokens they stand for."""
+    """The media of one forest, each item once, and which tokens they stand for.
+
+    What towers take is in the machine's memory until its forest is computed: there are many forests in an update.
+    """
 
     tokens: Tensor
     """int64 [p], tokens that are placeholders."""
@@ -38,7 +43,7 @@ class MediaInputs:
     n_visual: int
     """How many of the p placeholders, counted from the first, are of images and videos."""
     patches: Tensor | None
-    """float32 [all patches, channels]; None without images and videos."""
+    """float32 [all patches, channels], on the CPU; None without images and videos."""
     grid: Tensor | None
     """int64 [n visual items, 3]; None without images and videos."""
     sounds: list[Sounds]
@@ -52,7 +57,7 @@ class MediaInputs:
             chunk: frames of one full chunk of the audio tower. It pads chunks to the longest one of a call, which changes
                 what a shorter one sees; so sounds shorter than a chunk are only put together with others of their length,
                 and every sound is computed as if it were alone.
-            device: where to put them.
+            device: where to put all but what towers take.
             towers: False says only where the placeholders are, for a stage of the pipeline that has no tower; the forest's
                 media may be outlines then.
         """
@@ -72,12 +77,12 @@ class MediaInputs:
         for group in by_length.values():
             frames = np.concatenate([parts[i].tensor for i in group], 1)
             lengths = np.array([parts[i].tensor.shape[1] for i in group])
-            sounds.append(Sounds(_tensor(frames, device), _tensor(lengths, device)))
+            sounds.append(Sounds(_tensor(frames, HOST), _tensor(lengths, device)))
         return cls(
             tokens=tokens,
             rows=_tensor((start[part] + offset)[arrange], device),
             n_visual=n_visual,
-            patches=_tensor(np.concatenate([parts[i].tensor for i in visual]), device) if visual else None,
+            patches=_tensor(np.concatenate([parts[i].tensor for i in visual]), HOST) if visual else None,
             grid=_tensor(np.array([parts[i].grid for i in visual]), device) if visual else None,
             sounds=sounds,
         )

@@ -50,10 +50,13 @@ class OmniModel(ForestModel):
                 if isinstance(module, torch.nn.Conv2d):
                     module.register_forward_pre_hook(_channels_last)
 
+    def _to_tower(self, features: Tensor) -> Tensor:
+        return features.to(self.device, self.config.params_dtype)
+
     def _see(self, media: MediaInputs) -> tuple[Tensor, list[Tensor]]:
         """Embeddings [n, hidden] of images and videos, and their DeepStack features."""
         assert media.patches is not None
-        out = self.visual(media.patches.to(self.config.params_dtype), grid_thw=media.grid)
+        out = self.visual(self._to_tower(media.patches), grid_thw=media.grid)
         return out.pooler_output, list(getattr(out, "deepstack_features", None) or ())
 
     def embed(self, micro: MicroBatch) -> tuple[Tensor, list[Tensor]]:
@@ -71,7 +74,7 @@ class OmniModel(ForestModel):
             rows = media.rows[: media.n_visual]
             deep = [f.index_select(0, rows).to(hidden.dtype)[:, None] for f in features]
         for sounds in media.sounds:
-            heard = self.audio_tower(sounds.frames.to(self.config.params_dtype), feature_lens=sounds.lengths)
+            heard = self.audio_tower(self._to_tower(sounds.frames), feature_lens=sounds.lengths)
             embeddings.append(heard.last_hidden_state)
         rows = torch.cat(embeddings).to(hidden.dtype).index_select(0, media.rows)
         hidden = hidden.index_copy(0, media.tokens, rows[:, None])
