@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from relax_server.api.environments.printed import LOG_LIMIT
 from relax_server.api.environments.sandbox import Sandbox, SandboxUnavailable
-from relax_server.api.environments.visible import mounts
+from relax_server.api.environments.visible import mounts, python_paths
 
 from relax_sdk import printable
 
@@ -361,6 +361,24 @@ def test_only_what_can_be_imported_of_a_folder_of_sources_is_shown(tmp_path: Pat
     options = mounts(1 << 20, Path("/nowhere"), network=False)
     shown = {Path(place).name for place in options if place.startswith(f"{tmp_path}/")}
     assert shown == {"package", "module.py"}
+
+
+def test_a_folder_that_may_not_be_looked_into_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the packages of an editable installation; root may look everywhere, so the system's answer is given here."""
+    for name in ("mine", "closed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    is_file = Path.is_file
+
+    def asked(path: Path) -> bool:
+        if path.parent.name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", asked)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    shown = set(python_paths())
+    assert tmp_path / "mine" in shown and tmp_path / "closed" not in shown
 
 
 def test_a_services_folder_inside_a_package_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

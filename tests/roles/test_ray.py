@@ -198,13 +198,26 @@ def test_the_doctor_looks_at_every_node(cluster, tmp_path, monkeypatch):
     assert said.exit_code == 1 and "a run takes 12" in said.output
 
 
+def test_a_node_that_does_not_answer_is_named(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("relax_server.roles.ray.cluster.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("relax_server.roles.ray.cluster.look_at_node", _never)
+    with pytest.raises(relax.ConfigError, match=r"node [0-9.]+ did not answer within 0 s(?s:.)*try again"):
+        fit(tmp_path / "run", 1, Watch())
+
+
+def _never(*arguments: Any) -> None:
+    time.sleep(600)
+
+
 def test_a_cluster_that_is_busy_is_not_waited_for_without_end(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr("relax_server.roles.ray.placement.PLACE_SECONDS", 2.0)
     others = placement_group([{"CPU": 2}, {"CPU": 2}])
-    assert others.wait(60)
-    with pytest.raises(relax.RunError, match="no room in the Ray cluster within 2 s: a run takes 4 CPUs"):
-        fit(tmp_path / "run", 1, Watch())
-    remove_placement_group(others)
+    try:
+        assert others.wait(60)
+        with pytest.raises(relax.RunError, match="no room in the Ray cluster within 2 s: a run takes 4 CPUs"):
+            fit(tmp_path / "run", 1, Watch())
+    finally:
+        remove_placement_group(others)
 
 
 @pytest.mark.nightly

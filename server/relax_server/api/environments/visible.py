@@ -90,8 +90,15 @@ def _importable(folder: Path) -> Iterator[Path]:
         yield folder
         return
     for entry in folder.iterdir():
-        if entry.suffix in _IMPORTABLE or (entry / "__init__.py").is_file():
+        if entry.suffix in _IMPORTABLE or _is_package(entry):
             yield entry
+
+
+def _is_package(folder: Path) -> bool:
+    try:
+        return (folder / "__init__.py").is_file()
+    except PermissionError:  # a folder that this user may not look into, such as another's cache
+        return False
 
 
 def _editable() -> Iterator[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from relax_sdk.config import RunConfig
@@ -30,8 +30,8 @@ from relax_server.roles.ray.role import reason
 CONNECT_SECONDS = 10.0
 """Seconds for a cluster to answer at all."""
 
-LOOK_SECONDS = 60.0
-"""Seconds for every node to answer; each starts a process for it."""
+LOOK_SECONDS = 180.0
+"""Seconds for every node to answer; each starts a process for it, which takes more than a minute where it is busy."""
 
 
 @contextlib.contextmanager
@@ -142,6 +142,7 @@ def look(config: RunConfig, folder: Path) -> ClusterLook:
                 looks.append(ray.get(answer, timeout=0))
             except RayError as error:
                 findings.append(_silent(address, error))
+                ray.cancel(answer, force=True)  # or it is carried out all the same, beside the next look
     one_machine = all(node.sees_memory for node in looks)
     findings += _shared(looks, folder) + _same(looks, versions_of(names))
     if not one_machine and config.ray.journal is None:
@@ -196,6 +197,9 @@ def _room(config: RunConfig, nodes: list[dict[str, Any]]) -> list[Finding]:
 
 
 def _silent(address: str, error: RayError) -> Finding:
+    if isinstance(error, GetTimeoutError):
+        what = f"node {address} did not answer within {LOOK_SECONDS:g} s"
+        return Finding("problem", what, "look at it with `ray status`, and try again: it is very busy, or out of reach")
     cause = getattr(error, "cause", None)
     if isinstance(cause, ImportError):
         what = f"node {address} lacks a package ({cause})"
