@@ -141,10 +141,13 @@ def doctor(
 
     if runtime is not None:
         from relax_sdk.config import run_config_from_dict
+        from relax_sdk.progress import Waiting
         from relax_sdk.runtime import find_runtime
 
         config = run_config_from_dict({"env": "", "engines": engines, **parse_settings(set_ or [])})
-        findings = find_runtime(runtime).examine(folder or Path(), config)
+        found = find_runtime(runtime)
+        with Waiting(f"examining runtime {runtime}"):
+            findings = found.examine(folder or Path(), config)
     elif folder is None:
         findings = examine_machine()
     else:

@@ -53,6 +53,7 @@ def plan(
 ) -> None:
     """Say how much memory training takes on every rank, from the model's configuration alone."""
     from relax_sdk.config import TrainingConfig
+    from relax_sdk.progress import Waiting
 
     number, size = parse_devices(devices)
     way = "optimizer" if offload else "none"
@@ -60,7 +61,9 @@ def plan(
     training = TrainingConfig(token_budget=tokens, dtype=dtype, recompute=again, offload=way)  # type: ignore[arg-type] - checked
     chosen = parse_layout(layout) if layout is not None else None
     tuning = parse_tuning(settings or [])
-    found = plan_memory(PlanRequest(model, number, size, chosen, training, reference, tuning, visual_tokens, audio_tokens))
+    request = PlanRequest(model, number, size, chosen, training, reference, tuning, visual_tokens, audio_tokens)
+    with Waiting(f"planning {model}"):
+        found = plan_memory(request)
     kinds = ("weights", "gradients", "optimizer", "reference", "activations", "towers", "logits", "attention_plan", "total")
     typer.echo(f"{'GB of a rank':<42} stage " + " ".join(f"{kind.replace('_', ' '):>14}" for kind in kinds) + "  fits")
     for planned in found.layouts[:most]:

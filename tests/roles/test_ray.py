@@ -194,6 +194,7 @@ def test_the_doctor_looks_at_every_node(cluster, tmp_path, monkeypatch):
     said = CliRunner().invoke(app, ["doctor", str(tmp_path), "--runtime", "ray"])
     assert said.exit_code == 0, said.output
     assert "6 CPUs on 3 node(s); a run takes 4" in said.output and f"all nodes see {tmp_path}" in said.output
+    assert "examining runtime ray · " in said.output, "it may take minutes"
     said = CliRunner().invoke(app, ["doctor", str(tmp_path), "--runtime", "ray", "--engines", "9"])
     assert said.exit_code == 1 and "a run takes 12" in said.output
 

@@ -121,7 +121,7 @@ def test_the_command_says_what_media_keep() -> None:
     ) in untold.output
     told = CliRunner().invoke(planning_cli.app, [*arguments, "--visual-tokens", "1000"])
     assert "(--visual-tokens: 1,000 planned)" in told.output and "(--audio-tokens: none planned;" in told.output
-    assert " 0.085 " in told.output.splitlines()[1]
+    assert " 0.085 " in told.stdout.splitlines()[1]
     text = CliRunner().invoke(planning_cli.app, ["--model", "relax/tiny-qwen3", "--devices", "1x1GB"])
     assert text.exit_code == 0 and "towers on" not in text.output
 

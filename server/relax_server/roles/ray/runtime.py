@@ -44,6 +44,7 @@ class RayRuntime:
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(connected(job.config))
+                observer.stage("looking at the nodes of the Ray cluster")
                 seen = look(job.config, job.folder)
                 if seen.problems:
                     problems = "\n".join(map(str, seen.problems))
