@@ -10,6 +10,7 @@ from relax_sdk.config import RunConfig
 from relax_sdk.env import Env
 from relax_sdk.errors import ConfigError, RelaxError
 from relax_sdk.origin import load_origin
+from relax_sdk.progress import Waiting
 from relax_sdk.recorded import TrajectoryFilter
 from relax_sdk.registry import EnvSpec
 from relax_sdk.run import read_config
@@ -83,6 +84,7 @@ def export_trajectories(
     margin: float = 0.0,
     pairs: int = 1,
     env: str | type[Env] | EnvSpec | None = None,
+    progress: bool = True,
 ) -> Exported:
     """Write recorded episodes of a run into a folder that other tools read.
 
@@ -102,6 +104,7 @@ def export_trajectories(
         margin: of `preferences`: pairs must be apart by more than this.
         pairs: of `preferences`: at most so many of a group.
         env: the environment, in place of the one that the run's folder names; `sft` and `preferences` ask it for its tools.
+        progress: show a live line.
 
     Raises:
         ConfigError: not a run folder, a folder that holds something, or nothing to write.
@@ -118,5 +121,6 @@ def export_trajectories(
             notes.append(f"the schemas of the tools are not in it: {error}")
     chosen = wanted or TrajectoryFilter(sort="oldest", limit=None)
     request = ExportRequest(Path(to).resolve(), format, chosen, margin, pairs, tools)
-    done = cast(Exporter, find_runtime("local")).export(home, config, request)
+    with Waiting(f"writing the episodes of {home.name}", progress):
+        done = cast(Exporter, find_runtime("local")).export(home, config, request)
     return Exported(done.folder, done.rows, done.skipped, (*done.notes, *notes))

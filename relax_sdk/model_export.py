@@ -9,6 +9,7 @@ from typing import Protocol, cast
 
 from relax_sdk.config import RunConfig
 from relax_sdk.errors import ConfigError
+from relax_sdk.progress import Waiting
 from relax_sdk.run import read_config
 from relax_sdk.runtime import find_runtime
 
@@ -70,7 +71,12 @@ def parse_size(text: str | int) -> int:
 
 
 def export_model(
-    folder: str | Path, to: str | Path, *, checkpoint: int | None = None, shard_size: str | int = SHARD_SIZE
+    folder: str | Path,
+    to: str | Path,
+    *,
+    checkpoint: int | None = None,
+    shard_size: str | int = SHARD_SIZE,
+    progress: bool = True,
 ) -> ExportedModel:
     """Write the model of a run as a Hugging Face folder, at any checkpoint that the run has kept.
 
@@ -81,6 +87,7 @@ def export_model(
         to: a folder that does not exist yet, or is empty.
         checkpoint: its step; None takes the last.
         shard_size: of one file of weights, at most: bytes, or a text such as `2GB`; a larger tensor has a file of its own.
+        progress: show a live line.
 
     Raises:
         ConfigError: not a run folder, no such checkpoint (the error names those that exist), or `to` holds something.
@@ -90,4 +97,6 @@ def export_model(
     """
     home = Path(folder).resolve()
     request = ModelExport(Path(to).resolve(), checkpoint, parse_size(shard_size))
-    return cast(ModelExporter, find_runtime("local")).export_model(home, read_config(home), request)
+    config, exporter = read_config(home), cast(ModelExporter, find_runtime("local"))
+    with Waiting(f"writing the model of {home.name}", progress):
+        return exporter.export_model(home, config, request)
