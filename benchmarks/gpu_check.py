@@ -120,7 +120,7 @@ def steps_of(name: str, folder: Path, small: bool) -> list[Row]:
     """Steps of one model on random groups, in bfloat16 with masters in float32; after one to warm up, five are measured."""
     import torch
 
-    from benchmarks.gpu_groups import media_tokens, random_groups
+    from benchmarks.gpu_groups import distinct_items, random_groups
 
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -148,8 +148,8 @@ def steps_of(name: str, folder: Path, small: bool) -> list[Row]:
     peak = next((value for part, value in PEAK.items() if on_gpu and part in device_name()), None)
     rows.append(Row("step", name, "MFU", None if peak is None else 6 * active * tokens / took / peak))
     forest = math.ceil(tokens / metrics["forests"])  # packing fills them evenly, and not up to the budget
-    seen = {tower: n / metrics["forests"] for tower, n in media_tokens(trainer.processor, groups, media).items()}
-    planned = planned_rank(folder, replace(trainer.training, token_budget=forest), seen)
+    items = distinct_items(trainer.processor, groups, media)
+    planned = planned_rank(folder, replace(trainer.training, token_budget=forest), items, metrics["forests"])
     for kind, size in held.items():
         rows.append(Row("step", name, f"{kind}, MB", size / 1e6))
         rows.append(Row("step", name, f"{kind} as planned, MB", getattr(planned, kind) / 1e6))
@@ -167,23 +167,25 @@ def steps_of(name: str, folder: Path, small: bool) -> list[Row]:
     return rows
 
 
-def planned_rank(folder: Path, training: Any, seen: dict[str, float]) -> Any:
+def planned_rank(folder: Path, training: Any, items: list[Any], forests: float) -> Any:
     """What `relax plan` says of one process.
 
     Args:
         folder: of the model.
         training: with the tokens of a forest as its budget.
-        seen: tokens of a forest's media, by tower.
+        items: different media of all forests.
+        forests: how many there are.
     """
     from relax_server.training.memory_plan import plan_layout
     from relax_server.training.planned_model import Model
-    from relax_server.training.planned_towers import kept_of, tower_bytes_per_token
+    from relax_server.training.planned_towers import chunk_tokens, kept_of, media_tokens, tower_bytes_per_token
     from transformers import AutoConfig
 
     from relax_sdk.layout import LayoutConfig
     from relax_sdk.tuning import Tuning
 
     model = Model.of(AutoConfig.from_pretrained(folder))
+    seen = {tower: n / forests for tower, n in media_tokens(items, chunk_tokens(model)).items()}
     towers = kept_of(seen, tower_bytes_per_token(model, training, Tuning()))
     return plan_layout(model, LayoutConfig(), training, reference=False, flex=True, towers=towers).ranks[0]
 

@@ -34,15 +34,10 @@ def random_groups(processor: Any, n: int, answer: int) -> tuple[list[Group], Cal
     return groups, lambda ref: data[ref.sha256]
 
 
-def media_tokens(processor: Any, groups: list[Group], read: Callable[[MediaRef], bytes]) -> dict[str, int]:
-    """Tokens of the different media of groups, by the tower that computes them."""
+def distinct_items(processor: Any, groups: list[Group], read: Callable[[MediaRef], bytes]) -> list[Any]:
+    """The different media of groups as towers take them, `MediaFeatures`."""
     refs = {ref.sha256: ref for group in groups for episode in group.trajectories for ref in episode.turns[0].media}
-    found = {"visual": 0, "audio_tower": 0}
-    for ref in refs.values():
-        item = processor.features(read(ref), ref.sha256, ref.kind)
-        found["visual"] += item.n_visual
-        found["audio_tower"] += item.n_tokens - item.n_visual
-    return found
+    return [processor.features(read(ref), ref.sha256, ref.kind) for ref in refs.values()]
 
 
 def _episode(g: int, i: int, ids: list[int], items: list[Any], rng: np.random.Generator, answer: int) -> Trajectory:

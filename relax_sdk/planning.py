@@ -23,7 +23,7 @@ class PlanRequest:
     """What is to be planned.
 
     Raises:
-        ConfigError: a number of tokens that is not one, or below 0.
+        ConfigError: a field of another type, or a number of tokens below 0.
     """
 
     model: str
@@ -41,7 +41,8 @@ class PlanRequest:
     visual_tokens: int = 0
     """Tokens of different images and films in a forest."""
     audio_tokens: int = 0
-    """Tokens of different sounds in a forest, those of films included; each sound rounded up to `MemoryPlan.chunk_tokens`."""
+    """Tokens of different sounds in a forest, those of films included; a sound that is longer than `MemoryPlan.chunk_tokens`
+    counts in whole chunks of so many."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -100,7 +101,7 @@ class MemoryPlan:
     tower_bytes_per_token: dict[str, float]
     """Bytes that each media tower keeps for the backward pass for each token, by name; 0: it is frozen."""
     chunk_tokens: int
-    """Tokens of a full chunk of the audio tower, which pads the last chunk of a sound; 0: the model hears nothing."""
+    """Tokens of a full chunk of the audio tower, which pads the last chunk of a longer sound; 0: the model hears nothing."""
 
 
 class _Planner(Protocol):
@@ -161,7 +162,7 @@ def plan_memory(request: PlanRequest) -> MemoryPlan:
 
     Raises:
         ConfigError: a model that cannot be trained; a layout that the model or the devices do not allow; or media that the
-            model does not take, or that have more tokens than a forest.
+            model does not take, or images and films with more tokens than a forest.
     """
     if not Path(request.model).expanduser().is_dir() and "/" not in request.model:
         raise ConfigError(f"--model {request.model!r}: neither a folder nor a built-in name such as relax/tiny-omni")

@@ -95,7 +95,7 @@ def _tell_of_towers(found: MemoryPlan, planned: Mapping[str, int]) -> None:
     for tower, size in found.tower_bytes_per_token.items():
         option, media = MEDIA[tower]
         count = f"{planned[tower]:,} planned" if planned[tower] else "none planned"
-        chunks = f"; count whole chunks of {found.chunk_tokens}" if tower == "audio_tower" else ""
+        chunks = f"; a longer sound than {found.chunk_tokens} in whole chunks" if tower == "audio_tower" else ""
         if size:
             parts.append(f"{size / 1e6:.3f} MB for each token of {media} ({option}: {count}{chunks})")
     if parts:

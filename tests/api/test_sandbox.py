@@ -365,20 +365,26 @@ def test_only_what_can_be_imported_of_a_folder_of_sources_is_shown(tmp_path: Pat
 
 def test_a_folder_that_may_not_be_looked_into_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the packages of an editable installation; root may look everywhere, so the system's answer is given here."""
-    for name in ("mine", "closed"):
+    for name in ("mine", "closed", "whole"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
-    is_file = Path.is_file
+    is_file, iterdir = Path.is_file, Path.iterdir
 
     def asked(path: Path) -> bool:
         if path.parent.name == "closed":
             raise PermissionError(13, "Permission denied", str(path))
         return is_file(path)
 
+    def listed(path: Path) -> Iterator[Path]:
+        if path.name == "whole":
+            raise PermissionError(13, "Permission denied", str(path))
+        return iterdir(path)
+
     monkeypatch.setattr(Path, "is_file", asked)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setattr(Path, "iterdir", listed)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "whole"), str(tmp_path)])
     shown = set(python_paths())
-    assert tmp_path / "mine" in shown and tmp_path / "closed" not in shown
+    assert tmp_path / "mine" in shown and tmp_path / "closed" not in shown and tmp_path / "whole" in shown, "as a package"
 
 
 def test_a_services_folder_inside_a_package_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

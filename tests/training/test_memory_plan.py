@@ -92,10 +92,8 @@ def test_media_of_a_forest_are_planned_on_the_first_stage_alone() -> None:
     assert first.towers == 2 * round(500 * per_token["visual"] + 100 * per_token["audio_tower"])  # of two forests at once
     assert first.total - first.towers == without.layouts[0].ranks[0].total
     assert last == without.layouts[0].ranks[1] and last.towers == 0
-    with pytest.raises(
-        ConfigError, match=r"1100 tokens of media \(visual_tokens \+ audio_tokens\) are more than the 1024 tokens"
-    ):
-        planned(visual_tokens=1000, audio_tokens=100)
+    with pytest.raises(ConfigError, match="visual_tokens = 1025 is more than the 1024 tokens of a forest"):
+        planned(visual_tokens=1025)
     with pytest.raises(ConfigError, match="audio_tokens = 5: the model has no tower for such media"):
         plan(PlanRequest("relax/tiny-qwen3-vl", 1, 10**9, audio_tokens=5))
     for number, allowed in ((-1, "0 or more"), ("x", "an integer")):
@@ -112,13 +110,15 @@ def test_media_are_kept_of_all_forests_that_the_first_part_holds_at_once() -> No
     assert [plan.ranks[0].towers for plan in plans] == [10, 20, 30]
 
 
-def test_the_command_says_what_media_keep() -> None:
+def test_the_command_says_what_media_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_sdk.progress.TICK", 0.001)
     arguments = ["--model", "relax/tiny-omni", "--devices", "1x1GB", "--layout", "dp=1", "--dtype", "float32"]
     untold = CliRunner().invoke(planning_cli.app, arguments)
     assert (
         "towers on the first stage keep 0.085 MB for each token of an image or a film (--visual-tokens: none planned), and "
-        "0.053 MB for each token of a sound (--audio-tokens: none planned; count whole chunks of 13)."
+        "0.053 MB for each token of a sound (--audio-tokens: none planned; a longer sound than 13 in whole chunks)."
     ) in untold.output
+    assert "planning relax/tiny-omni · " in untold.stderr
     told = CliRunner().invoke(planning_cli.app, [*arguments, "--visual-tokens", "1000"])
     assert "(--visual-tokens: 1,000 planned)" in told.output and "(--audio-tokens: none planned;" in told.output
     assert " 0.085 " in told.stdout.splitlines()[1]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from relax_server.models.catalog import resolve_model
 from relax_server.models.families import TABLE
+from relax_server.models.media_item import MediaFeatures
 from relax_server.training.planned_model import Model
-from relax_server.training.planned_towers import chunk_tokens, tower_bytes_per_token
+from relax_server.training.planned_towers import chunk_tokens, media_tokens, tower_bytes_per_token
 
 from relax_sdk import TrainingConfig
 from relax_sdk.tuning import TARGETS, LoraConfig, TowersConfig, Tuning
@@ -20,7 +22,7 @@ MEDIA = [family.tiny for family in TABLE.values() if family.media is not None]
 def kept_by_towers(
     name: str, dtype: str, recompute: bool, tuning: Tuning, sounds: tuple[str, ...] = ("chunks",)
 ) -> dict[str, tuple[int, int]]:
-    """Tokens that each tower computes for a forest, whole chunks of a sound, and the bytes that it keeps for backward."""
+    """Tokens of a forest by tower, as a plan counts them, and the bytes that the tower keeps for the backward pass."""
     from relax_server.training.batch import make_batch, read_features
     from relax_server.training.forest import pack
     from training_data import conversation, kept_for_backward, make_policy, read
@@ -30,10 +32,9 @@ def kept_by_towers(
     sample = conversation(policy.processor, [([*shown, "what are these?"], "answer")])
     features = read_features([sample], policy.processor, read)
     (forest,) = pack(make_batch([sample], policy.processor, features), 10_000)
-    model, chunk = policy._loaded.model, chunk_tokens(planned_model(name)) or 1
+    model = policy._loaded.model
     whole = kept_for_backward(model, forest)
-    heard = [item.n_tokens for item in forest.media if item.grid is None]
-    tokens = {"visual": sum(item.n_visual for item in forest.media), "audio_tower": sum(n + -n % chunk for n in heard)}
+    tokens = media_tokens(forest.media, chunk_tokens(planned_model(name)))
     out: dict[str, tuple[int, int]] = {}
     for tower, number in tokens.items():
         trained = [p for n, p in model.named_parameters() if n.startswith(f"{tower}.") and p.requires_grad]
@@ -81,6 +82,14 @@ def test_sounds_that_end_within_a_chunk_take_no_more_than_planned(worker, name, 
     planned = tower_bytes_per_token(planned_model(name), TrainingConfig(recompute=recompute), Tuning())
     tokens, kept = real["audio_tower"]
     assert 0.5 * tokens * planned["audio_tower"] < kept < 1.02 * tokens * planned["audio_tower"]
+
+
+def test_tokens_of_media_are_counted_by_tower() -> None:
+    item = lambda kind, n, grid=None, sound=None: MediaFeatures(kind, np.zeros((1, 1), np.float32), n, grid, sound=sound)
+    sounds = [item("audio", n) for n in (5, 13, 20)]
+    film = item("video", 30 + 27, (1, 2, 2), item("audio", 27))
+    assert media_tokens([item("image", 8, (1, 2, 2)), *sounds, film], 13) == {"visual": 38, "audio_tower": 5 + 13 + 26 + 39}
+    assert media_tokens([item("image", 8, (1, 2, 2))], 0) == {"visual": 8, "audio_tower": 0}
 
 
 def difference_of_gradients(name: str, folder: Path) -> tuple[float, str]:

@@ -266,7 +266,7 @@ def plan(request: PlanRequest) -> MemoryPlan:
 
     Raises:
         ConfigError: a model that cannot be trained; the layout that is asked for cannot be had with it; it has no tower for the
-            media that are to be planned, or these have more tokens than a forest.
+            media that are to be planned, or images and films have more tokens than a forest.
     """
     from relax_server.models.catalog import resolve_model
 

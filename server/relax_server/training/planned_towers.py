@@ -7,7 +7,7 @@ layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from relax_sdk.errors import ConfigError
 from relax_sdk.planning import PlanRequest
 from relax_sdk.tuning import Tuning
 from relax_server.models.families import MediaRule, Tower
+from relax_server.models.media_item import MediaFeatures
 from relax_server.models.towers import recompute_layers
 from relax_server.training.planned_model import Model
 
@@ -33,7 +34,7 @@ SOUND_CHUNKS = 2
 def tower_bytes_per_token(model: Model, training: TrainingConfig, tuning: Tuning) -> dict[str, float]:
     """Bytes that each tower keeps for its backward pass for each token of its media; 0: it is frozen, so there is none.
 
-    An audio tower pads the last chunk of a sound, so the tokens of that chunk count as those of a full one, see `chunk_tokens`.
+    An audio tower pads the last chunk of a sound that is longer than one, see `media_tokens`.
 
     Args:
         model: what is trained; a model of texts has no towers.
@@ -54,16 +55,16 @@ def kept_of_media(request: PlanRequest, per_token: Mapping[str, float]) -> int:
         per_token: bytes of a token, by tower.
 
     Raises:
-        ConfigError: the model has no such tower, or there are more tokens of media than a forest has tokens.
+        ConfigError: the model has no such tower, or there are more tokens of images and films than a forest has tokens.
     """
     told = {tower: getattr(request, name) for name, tower in MEDIA_TOKENS.items()}
     lacking = [name for name, tower in MEDIA_TOKENS.items() if told[tower] and tower not in per_token]
     if lacking:
         raise ConfigError(f"{lacking[0]} = {told[MEDIA_TOKENS[lacking[0]]]}: the model has no tower for such media")
-    if sum(told.values()) > request.training.token_budget:
+    if request.visual_tokens > request.training.token_budget:  # sounds may have more, as their last chunks count as full ones
         raise ConfigError(
-            f"{sum(told.values())} tokens of media (visual_tokens + audio_tokens) are more than the "
-            f"{request.training.token_budget} tokens of a forest (training.token_budget)"
+            f"visual_tokens = {request.visual_tokens} is more than the {request.training.token_budget} tokens of a forest "
+            "(training.token_budget)"
         )
     return kept_of(told, per_token)
 
@@ -76,6 +77,21 @@ def kept_of(tokens: Mapping[str, float], per_token: Mapping[str, float]) -> int:
         per_token: bytes by tower; one that is not in it keeps nothing.
     """
     return round(sum(tokens[tower] * size for tower, size in per_token.items()))
+
+
+def media_tokens(media: Iterable[MediaFeatures], chunk: int) -> dict[str, int]:
+    """Tokens of different media by tower, as a plan counts them: a sound that is longer than a chunk has whole chunks.
+
+    Args:
+        media: items; the sound of a film counts as a sound.
+        chunk: see `chunk_tokens`.
+    """
+    found = {"visual": 0, "audio_tower": 0}
+    for item in media:
+        found["visual"] += item.n_visual
+        heard = item.heard.n_tokens if item.heard is not None else 0
+        found["audio_tower"] += heard + (-heard % chunk if heard > chunk else 0)
+    return found
 
 
 def chunk_tokens(model: Model) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -70,8 +71,9 @@ def python_paths() -> Iterator[Path]:
     wanted = {path for place in (sys.prefix, sys.base_prefix, sys.exec_prefix) for path in _both(place)}
     for place in (*sys.path, *_editable()):
         for path in _both(place) if place else ():
-            if not any(path.is_relative_to(root) for root in wanted) and path.exists():
-                wanted.update(_importable(path))
+            if not any(path.is_relative_to(root) for root in wanted):
+                with contextlib.suppress(PermissionError):  # Python passes over it, too
+                    wanted.update([*_importable(path)] if path.exists() else [])
     return (path for path in sorted(wanted) if not _inside(path, wanted))
 
 

@@ -143,9 +143,11 @@ def look(config: RunConfig, folder: Path) -> ClusterLook:
             except RayError as error:
                 findings.append(_silent(address, error))
                 ray.cancel(answer, force=True)  # or it is carried out all the same, beside the next look
-    one_machine = all(node.sees_memory for node in looks)
-    findings += _shared(looks, folder) + _same(looks, versions_of(names))
-    if not one_machine and config.ray.journal is None:
+    one_machine = len(looks) == len(asked) and all(node.sees_memory for node in looks)
+    who = "all nodes" if len(looks) == len(asked) else f"{len(looks)} of {len(asked)} nodes"
+    if looks:
+        findings += _shared(looks, who, folder) + _same(looks, who, versions_of(names))
+    if not all(node.sees_memory for node in looks) and config.ray.journal is None:
         findings.append(
             Finding(
                 "problem",
@@ -208,15 +210,15 @@ def _silent(address: str, error: RayError) -> Finding:
     return Finding("problem", what, "install the same packages on all nodes: pip install 'relax-gym[server,ray]'")
 
 
-def _shared(looks: list[NodeLook], folder: Path) -> list[Finding]:
+def _shared(looks: list[NodeLook], who: str, folder: Path) -> list[Finding]:
     blind = sorted({node.address for node in looks if not node.sees_folder})
     if blind:
         advice = "keep runs on a file system that all nodes mount at the same path: folder=…"
         return [Finding("problem", f"{folder} is not visible from {', '.join(blind)}", advice)]
-    return [Finding("ok", f"all nodes see {folder}")]
+    return [Finding("ok", f"{who} see {folder}")]
 
 
-def _same(looks: list[NodeLook], mine: dict[str, str]) -> list[Finding]:
+def _same(looks: list[NodeLook], who: str, mine: dict[str, str]) -> list[Finding]:
     """Packages that differ from those of this machine."""
     differing = []
     for node in looks:
@@ -226,4 +228,4 @@ def _same(looks: list[NodeLook], mine: dict[str, str]) -> list[Finding]:
             differing.append(f"{node.address}: {', '.join(texts)}")
     if differing:
         return [Finding("problem", "; ".join(differing), "install the same versions on all nodes")]
-    return [Finding("ok", f"{len(mine)} packages are the same on all nodes")] if looks else []
+    return [Finding("ok", f"{len(mine)} packages are the same on {who}")]

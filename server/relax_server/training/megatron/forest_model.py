@@ -100,7 +100,7 @@ class ForestModel(MegatronModule):
         return self.gpt.shared_embedding_or_output_weight()
 
     def micro_batch(self, forest: Forest) -> MicroBatch:
-        """Put a forest on this model's device, as `forward` takes it.
+        """Make the tensors of a forest that `forward` takes; all but the inputs of towers are on this model's device.
 
         Raises:
             TrainingError: the forest's routes are of another model.

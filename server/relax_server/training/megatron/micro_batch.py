@@ -1,4 +1,4 @@
-"""One packed forest as tensors on the device: what travels through the model, from its inputs to every layer."""
+"""One packed forest as tensors: what travels through the model, from its inputs to every layer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Sounds:
 class MediaInputs:
     """The media of one forest, each item once, and which tokens they stand for.
 
-    What towers take is in the machine's memory until its forest is computed: there are many forests in an update.
+    All tensors are on the device, but for the inputs of towers. These are copied there when their forest is computed, as the
+    forests of an update may not have room together.
     """
 
     tokens: Tensor
@@ -57,7 +58,7 @@ class MediaInputs:
             chunk: frames of one full chunk of the audio tower. It pads chunks to the longest one of a call, which changes
                 what a shorter one sees; so sounds shorter than a chunk are only put together with others of their length,
                 and every sound is computed as if it were alone.
-            device: where to put all but what towers take.
+            device: where to put all but the inputs of towers.
             towers: False says only where the placeholders are, for a stage of the pipeline that has no tower; the forest's
                 media may be outlines then.
         """
@@ -161,7 +162,7 @@ class MicroBatch(PackedSeqParams):
             chunk: frames of one full chunk of the audio tower, see `MediaInputs.of`.
             moe_layers: which decoder layers are mixtures of experts.
             top_k: experts of a token in each of them.
-            device: where to put them.
+            device: where to put them, but for the inputs of towers.
             flex: layers attend by FlexAttention.
             tensor: rank and size of the sequence-parallel group.
             towers: this rank has the towers, see `MediaInputs.of`.
