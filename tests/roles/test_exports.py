@@ -90,9 +90,13 @@ async def test_pairs_of_a_group(recorded_run, tmp_path):  # noqa: F811
     assert {row["rejected_reward"] for row in load(tmp_path / "one", "images", "rejected_audios")["train"]} == {-3.75}
 
 
-async def test_tokens_as_they_were_sampled(recorded_run, tmp_path):  # noqa: F811
+async def test_tokens_as_they_were_sampled(recorded_run, tmp_path, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setattr("relax_sdk.progress.TICK", 0.001)
     run = await recorded_run()
     export_trajectories(run.folder, tmp_path / "out", "tokens", wanted=TrajectoryFilter(split="train", limit=None))
+    assert f"writing the episodes of {run.folder.name} · " in capsys.readouterr().err
+    export_trajectories(run.folder, tmp_path / "silent", "tokens", progress=False)
+    assert "writing the episodes" not in capsys.readouterr().err
     recorded = {t.id: t for t in run.trajectories(limit=None)}
     for row in load(tmp_path / "out", "images", "audios")["train"]:
         (sample,) = recorded[row["id"]].samples()

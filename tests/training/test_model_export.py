@@ -84,7 +84,7 @@ def test_the_last_checkpoint_is_what_nobody_asked_for(run):
     assert find_checkpoint(layout, None) == find_checkpoint(layout, 2) == layout.checkpoint(2)
 
 
-def test_a_damaged_checkpoint_is_refused_by_name(run, tmp_path):
+def test_a_damaged_checkpoint_is_refused_by_name(run, tmp_path, monkeypatch, capsys):
     folder, _ = run
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / CONFIG).write_text((folder / CONFIG).read_text())
@@ -93,8 +93,10 @@ def test_a_damaged_checkpoint_is_refused_by_name(run, tmp_path):
     for file in (folder / "checkpoints" / "step_000001").iterdir():
         data = file.read_bytes()
         (broken / file.name).write_bytes(data[:-1] if file.name.endswith(".distcp") else data)
+    monkeypatch.setattr("relax_sdk.progress.TICK", 0.001)
     with pytest.raises(CheckpointError, match=r"damaged: \S+\.distcp has \d+ bytes"):
         export_model(tmp_path / "run", tmp_path / "out")
+    assert "writing the model of run · " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
