@@ -30,14 +30,18 @@ def check_types(owner: object) -> None:
     for name, kind in _hints(type(owner)).items():
         value = getattr(owner, name)
         if kind in (tuple[int, ...], tuple[str, ...]):
-            (item_kind, _), words = get_args(kind), isinstance(value, str)
-            ok = isinstance(value, Sequence) and not words and all(type(item) is item_kind for item in value)
+            (item_kind, _), is_text = get_args(kind), isinstance(value, str)
+            ok = isinstance(value, Sequence) and not is_text and all(type(item) is item_kind for item in value)
             require(ok, owner, name, "a list of integers" if item_kind is int else "a list of texts")
             object.__setattr__(owner, name, tuple(value))
         elif get_origin(kind) is Literal:
             require(value in get_args(kind), owner, name, ", ".join(map(str, get_args(kind))))
         elif value is None and type(None) in get_args(kind):
             continue
+        elif words := [word for part in get_args(kind) if get_origin(part) is Literal for word in get_args(part)]:
+            allowed = ["true", "false"] if bool in get_args(kind) else []
+            ok = type(value) in get_args(kind) or value in words
+            require(ok, owner, name, ", ".join([*allowed, *map(str, words)]))
         elif int in (kind, *get_args(kind)):
             require(type(value) is int, owner, name, "an integer")
         elif float in (kind, *get_args(kind)):

@@ -94,6 +94,8 @@ BAD: list[tuple[type, str, Any, str]] = [
     (TrainingConfig, "token_budget", 10, "64 or more"),
     (TrainingConfig, "dtype", "float16", "float32, bfloat16"),
     (TrainingConfig, "share_prompts", "yes", "true or false"),
+    (TrainingConfig, "recompute", "maybe", "true, false, selective"),
+    (TrainingConfig, "recompute", 1, "true, false, selective"),
     (TrainingConfig, "checkpoint_every", 0, "1 or more"),
     (TrainingConfig, "keep_checkpoints", 0, "1 or more"),
     (TrainingConfig, "threads", 0, "1 or more"),
