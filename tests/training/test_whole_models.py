@@ -26,6 +26,13 @@ def folder(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return whole_model(family, tmp_path_factory.mktemp("whole"))
 
 
+def bits(tensor: Any) -> Any:
+    """The bytes of a tensor: transformers leaves experts of the talker as the memory was, and NaN does not equal itself."""
+    import torch
+
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
 def trained_and_exported(path: Path, out: Path) -> dict[str, Any]:
     """Train one step on all media and export; compare what transformers then reads with the trainer."""
     import torch
@@ -64,7 +71,8 @@ def test_the_thinker_is_trained_and_the_rest_is_exported_as_it_was(worker, famil
     before, after = FolderWeights(folder), FolderWeights(tmp_path / "out")
     assert before.shapes == after.shapes and before.dtypes == after.dtypes
     others = [name for name in before.files if not name.startswith("thinker.")]
-    assert len(others) > 20 and all((before.read(n) == after.read(n)).all() for n in others)
+    changed = [n for n in others if not (bits(before.read(n)) == bits(after.read(n))).all()]
+    assert len(others) > 20 and not changed
     assert {f.name for f in folder.iterdir()} - {f.name for f in (tmp_path / "out").iterdir()} <= {
         f.name for f in folder.glob("model*")
     }

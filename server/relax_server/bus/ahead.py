@@ -11,8 +11,9 @@ class LeasesAhead(LocalBus):
     """A `LocalBus` that may lease up to `ahead` groups more than were taken.
 
     What is leased ahead is served first, oldest first, by the same rule as everything else: staleness is looked at when the
-    batch is taken, and a group that has become too old meanwhile is dropped in the journal and counted. A trainer that dies
-    leaves these leases like its others; `restore` makes them ready again. Until then nobody else gets them, so a run has
+    batch is taken, and a group that has become too old meanwhile is dropped in the journal and counted. A batch that was leased
+    ahead as a whole does not ask the journal: what is too old there is dropped, and counted, with the next one. A trainer that
+    dies leaves these leases like its others; `restore` makes them ready again. Until then nobody else gets them, so a run has
     only one consumer that leases ahead.
 
     Every method may be called while another thread is in another.
