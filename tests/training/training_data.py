@@ -32,8 +32,8 @@ TINY: dict[str, Any] = dict(
 
 
 def media_items() -> dict[str, Media]:
-    """Media by name; `image` and `image2` have the same number of tokens, so their ids are equal; the chunks of
-    audio towers are full with `chunks`."""
+    """Media by name; `image` and `image2` have the same number of tokens, so their ids are equal;
+    `chunks` fills every chunk of an audio tower."""
     rng = np.random.default_rng(0)
     wave = lambda n: rng.normal(0, 0.2, n).clip(-1, 1).astype(np.float32)
     pixels = lambda *shape: rng.integers(0, 255, (*shape, 3), dtype=np.uint8)

@@ -2,7 +2,8 @@
 
 Weights, gradients and optimizer are counted from the shapes of the model's tensors (transformers' model on the meta device),
 each divided as the trainer divides it. Activations are those that a decoder layer keeps for its backward pass, tensor by
-tensor, for forests of `token_budget` tokens. `tests/training/test_memory_plan.py` holds both against real allocations.
+tensor, for forests of `token_budget` tokens. What media towers keep is measured, see `planned_towers`.
+`tests/training/test_memory_plan.py` and `test_towers.py` hold all three against real allocations.
 """
 
 from __future__ import annotations
